@@ -1,0 +1,2 @@
+//! The `teeline` command.
+fn main() {}
