@@ -1,2 +1,7 @@
-//! The `teeline` command.
-fn main() {}
+//! The `teeline` command. All of it is in the library beside it, so that tests and examples can reach it.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    teeline::run(std::env::args_os())
+}

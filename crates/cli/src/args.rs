@@ -1,0 +1,67 @@
+//! The command line: which verbs there are, and the way from an argument list to an exit status.
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use crate::{
+    command::{bridge::BridgeVerb, log::LogVerb, ring::RingVerb},
+    output::{Answer, Output},
+};
+
+/// A trading firm's order, fill and market-data path: shared-memory rings, a durable log, exactly-once effects.
+#[derive(Debug, Parser)]
+#[command(name = "teeline", version)]
+struct Cli {
+    /// Print one JSON object a line instead of text for people.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Look at rings and remove them.
+    #[command(subcommand)]
+    Ring(RingVerb),
+    /// Look at a log: topics, records, offsets of groups, health.
+    #[command(subcommand)]
+    Log(LogVerb),
+    /// Tee rings into the log.
+    #[command(subcommand)]
+    Bridge(BridgeVerb),
+}
+
+/// Runs the command line `args`, the program's name first, and returns the exit status.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(usage) => {
+            // Help and version are errors to clap, too: it knows where each belongs and with which status.
+            return match usage.print() {
+                Ok(()) => u8::try_from(usage.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from),
+                Err(_) => ExitCode::from(2),
+            };
+        }
+    };
+    let mut out = Output::stdout(cli.json);
+    let answer = match cli.verb {
+        Verb::Ring(verb) => verb.run(&mut out),
+        Verb::Log(verb) => verb.run(&mut out),
+        Verb::Bridge(verb) => verb.run(&mut out),
+    };
+    Answer::exit(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

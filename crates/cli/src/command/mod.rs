@@ -1,0 +1,5 @@
+//! One module per group of verbs.
+
+pub(crate) mod bridge;
+pub(crate) mod log;
+pub(crate) mod ring;
