@@ -36,6 +36,14 @@ impl Hop {
 pub trait Recorder {
     /// Notes that `hop` took `ns` nanoseconds.
     fn record(&mut self, hop: Hop, ns: u64);
+
+    /// Notes that `hop` began at `start_ns` and ended at `end_ns`. An end before its start, which two clocks that
+    /// disagree can make, is never recorded as a latency: a recorder that has a counter for it overrides this.
+    fn record_span(&mut self, hop: Hop, start_ns: u64, end_ns: u64) {
+        if let Some(ns) = end_ns.checked_sub(start_ns) {
+            self.record(hop, ns);
+        }
+    }
 }
 
 /// Keeps nothing.
