@@ -1,1 +1,4 @@
 //! teeline-log
+
+pub mod groups;
+pub mod sqlite;

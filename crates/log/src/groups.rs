@@ -1,0 +1,269 @@
+#![doc = include_str!("../../../docs/formats/groups.md")]
+
+use std::{
+    fs::{self, DirBuilder, File, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use rusqlite::{Connection, OptionalExtension, Row, params, types::Type};
+use teeline_core::{Name, Offset, Partition};
+
+use crate::sqlite::{Abort, Database, DatabaseError, Schema};
+
+/// The database, in the groups directory.
+const FILE_NAME: &str = "groups.db";
+
+const SCHEMA: Schema<'_> = Schema {
+    name: "groups database",
+    application_id: 0x746C_4752, // "tlGR"
+    version: 1,
+    tables: &[OFFSETS],
+};
+
+const OFFSETS: &str = "\
+CREATE TABLE offsets (
+    group_name TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    partition INTEGER NOT NULL CHECK (partition >= 0),
+    generation INTEGER NOT NULL CHECK (generation >= 0),
+    next INTEGER CHECK (next >= 0),
+    PRIMARY KEY (group_name, topic, partition)
+) STRICT, WITHOUT ROWID";
+
+/// Committed offsets and generations of the consumer groups of one log.
+#[derive(Debug)]
+pub struct Groups {
+    database: Mutex<Database>,
+}
+
+/// What a group has committed for one partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Committed {
+    /// The offset that the group reads next.
+    pub next: Offset,
+    /// The generation that committed it.
+    pub generation: u64,
+}
+
+/// One partition of one group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupOffset {
+    /// The group.
+    pub group: Name,
+    /// The topic.
+    pub topic: Name,
+    /// The partition.
+    pub partition: Partition,
+    /// The newest generation claimed.
+    pub generation: u64,
+    /// The offset that the group reads next, once it has committed one.
+    pub next: Option<Offset>,
+}
+
+/// Why an offset was not committed.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// A newer generation owns the partition: the caller has lost it and must stop.
+    #[error(
+        "offset of group {group}, topic {topic}, partition {partition} is fenced: generation {offered} is older than \
+         generation {on_record}, which has taken over; this member must stop"
+    )]
+    Fenced {
+        /// The group.
+        group: Name,
+        /// The topic.
+        topic: Name,
+        /// The partition.
+        partition: Partition,
+        /// The generation of this commit.
+        offered: u64,
+        /// The newest generation claimed.
+        on_record: u64,
+    },
+    /// The database cannot be used.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+}
+
+impl Groups {
+    /// Opens `dir` (`<root>/groups`), and makes it where it is missing, with exactly the permissions `mode`, whatever the
+    /// umask. The files in it have the same permissions without the execute bits: who may enter as a member may commit.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`].
+    pub fn open(dir: &Path, mode: u32) -> Result<Self, DatabaseError> {
+        create_dir(dir, mode).map_err(|source| DatabaseError::Create {
+            path: dir.to_owned(),
+            source,
+        })?;
+        let database = Database::open(&dir.join(FILE_NAME), &SCHEMA, mode & 0o666)?;
+        Ok(Self {
+            database: Mutex::new(database),
+        })
+    }
+
+    /// Opens `dir` for reading only; `None` where no group has ever committed.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`].
+    pub fn open_read_only(dir: &Path) -> Result<Option<Self>, DatabaseError> {
+        let file = dir.join(FILE_NAME);
+        if !file.exists() {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            database: Mutex::new(Database::open_read_only(&file, &SCHEMA)?),
+        }))
+    }
+
+    /// What `group` has committed for `partition` of `topic`.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`].
+    pub fn committed(
+        &self,
+        group: &Name,
+        topic: &Name,
+        partition: Partition,
+    ) -> Result<Option<Committed>, DatabaseError> {
+        self.lock().read("read the committed offset in", |connection| {
+            let sql = "SELECT next, generation FROM offsets \
+                       WHERE group_name = ?1 AND topic = ?2 AND partition = ?3 AND next IS NOT NULL";
+            connection
+                .prepare_cached(sql)?
+                .query_row(params![group.as_str(), topic.as_str(), partition.0], |row| {
+                    Ok(Committed {
+                        next: Offset(row.get(0)?),
+                        generation: row.get(1)?,
+                    })
+                })
+                .optional()
+        })
+    }
+
+    /// Commits `next`, the offset that `group` reads next in `partition` of `topic`. Durable when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`CommitError::Fenced`] when a newer generation than `generation` has been claimed; nothing is changed then.
+    pub fn commit(
+        &self,
+        group: &Name,
+        topic: &Name,
+        partition: Partition,
+        next: Offset,
+        generation: u64,
+    ) -> Result<(), CommitError> {
+        self.lock().write("commit an offset in", |tx| {
+            let sql = "INSERT INTO offsets (group_name, topic, partition, next, generation) VALUES (?1, ?2, ?3, ?4, ?5) \
+                       ON CONFLICT DO UPDATE SET next = excluded.next, generation = excluded.generation \
+                       WHERE generation <= excluded.generation";
+            let changed = tx.prepare_cached(sql)?.execute(params![
+                group.as_str(),
+                topic.as_str(),
+                partition.0,
+                next.0,
+                generation
+            ])?;
+            if changed == 1 {
+                return Ok(());
+            }
+            let on_record = generation_on_record(tx, group, topic, partition)?;
+            Err(Abort::Refused(CommitError::Fenced {
+                group: group.clone(),
+                topic: topic.clone(),
+                partition,
+                offered: generation,
+                on_record,
+            }))
+        })
+    }
+
+    /// Makes the caller the owner of `partition` of `topic` in `group`: returns a generation newer than all before, and
+    /// from then on older ones are fenced. Durable when this returns.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`].
+    pub fn claim_generation(
+        &self,
+        group: &Name,
+        topic: &Name,
+        partition: Partition,
+    ) -> Result<u64, DatabaseError> {
+        self.lock().write("claim a generation in", |tx| {
+            let sql = "INSERT INTO offsets (group_name, topic, partition, generation) VALUES (?1, ?2, ?3, 1) \
+                       ON CONFLICT DO UPDATE SET generation = generation + 1";
+            tx.prepare_cached(sql)?
+                .execute(params![group.as_str(), topic.as_str(), partition.0])?;
+            Ok(generation_on_record(tx, group, topic, partition)?)
+        })
+    }
+
+    /// All partitions of all groups, ordered by group, topic and partition.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`].
+    pub fn list(&self) -> Result<Vec<GroupOffset>, DatabaseError> {
+        self.lock().read("list the offsets in", |connection| {
+            connection
+                .prepare_cached(
+                    "SELECT group_name, topic, partition, generation, next FROM offsets \
+                     ORDER BY group_name, topic, partition",
+                )?
+                .query_map([], |row| {
+                    Ok(GroupOffset {
+                        group: name(row, 0)?,
+                        topic: name(row, 1)?,
+                        partition: Partition(row.get(2)?),
+                        generation: row.get(3)?,
+                        next: row.get::<_, Option<u64>>(4)?.map(Offset),
+                    })
+                })?
+                .collect()
+        })
+    }
+
+    /// A panic elsewhere cannot leave a transaction half done: it was rolled back.
+    fn lock(&self) -> MutexGuard<'_, Database> {
+        self.database.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn generation_on_record(
+    connection: &Connection,
+    group: &Name,
+    topic: &Name,
+    partition: Partition,
+) -> rusqlite::Result<u64> {
+    connection
+        .prepare_cached(
+            "SELECT generation FROM offsets WHERE group_name = ?1 AND topic = ?2 AND partition = ?3",
+        )?
+        .query_row(params![group.as_str(), topic.as_str(), partition.0], |row| row.get(0))
+}
+
+fn name(row: &Row<'_>, column: usize) -> rusqlite::Result<Name> {
+    row.get_ref(column)?.as_str()?.parse().map_err(|error| {
+        rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error))
+    })
+}
+
+/// Makes `dir` with exactly `mode`, durably, unless it is there.
+fn create_dir(dir: &Path, mode: u32) -> io::Result<()> {
+    match DirBuilder::new().mode(mode).create(dir) {
+        Ok(()) => {
+            fs::set_permissions(dir, Permissions::from_mode(mode))?;
+            File::open(dir.parent().unwrap_or(dir))?.sync_all()
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,396 @@
+//! SQLite databases that teeline keeps, opened one way: what a transaction committed survives a power cut, and a file
+//! that is foreign, edited or damaged is refused before anything is written to it.
+
+use std::{
+    fmt,
+    fs::{self, OpenOptions, Permissions},
+    hash::{BuildHasher, Hasher, RandomState},
+    io,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, Transaction, TransactionBehavior};
+
+/// Oldest SQLite that is used: up to 3.51.2 a race of checkpoint and commit can damage a database in WAL mode.
+const SQLITE_VERSION_MIN: i32 = 3_051_003;
+
+/// How long a transaction waits for another one to end. Ours take milliseconds; a stopped process can hold one for
+/// ever, and then an error is better than silence.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a checkpoint leaves of the write-ahead file, in bytes: a burst must not take its space for good.
+const WAL_BYTES_KEPT: u32 = 4 << 20;
+
+/// What a kind of database holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Schema<'a> {
+    /// The kind, as errors name it: `positions database`.
+    pub name: &'static str,
+    /// Tells the kind from all others; stands in the file's header. Not zero.
+    pub application_id: i32,
+    /// Version of the tables; stands in the file's header.
+    pub version: i32,
+    /// One `CREATE TABLE` statement each. A database whose tables read otherwise is refused.
+    pub tables: &'a [&'a str],
+}
+
+/// Why a database cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DatabaseError {
+    /// SQLite itself has a known fault that damages databases.
+    #[error(
+        "SQLite {found} can damage a database in WAL mode: build teeline with SQLite 3.51.3 or newer"
+    )]
+    SqliteTooOld {
+        /// The version in use.
+        found: &'static str,
+    },
+    /// There was no file, and none could be made.
+    #[error(
+        "cannot create {path}: {source}; its directory must exist, and this user must be allowed to write there"
+    )]
+    Create {
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The file is something else.
+    #[error("{path} is not a {name} ({found}): move it away or name another file")]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What was expected there.
+        name: &'static str,
+        /// What is there instead.
+        found: String,
+    },
+    /// Written by another version of teeline.
+    #[error(
+        "{path} is a {name} of version {found}, this build reads and writes version {supported}: use the teeline that wrote it"
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        name: &'static str,
+        /// The version in its header.
+        found: i32,
+        /// The version of this build.
+        supported: i32,
+    },
+    /// SQLite's own check found damage, a value that its table does not allow, or changed tables.
+    #[error(
+        "{path} is a damaged or edited {name} ({finding}): restore it from a backup or move it away"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        name: &'static str,
+        /// What is wrong.
+        finding: String,
+    },
+    /// SQLite refused or failed.
+    #[error("cannot {operation} {path}: {source}{}", Remedy(.source))]
+    Failed {
+        /// What was tried.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// SQLite's answer.
+        source: rusqlite::Error,
+    },
+}
+
+/// What to do about SQLite's answer, where that is known.
+struct Remedy<'a>(&'a rusqlite::Error);
+
+impl fmt::Display for Remedy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0.sqlite_error_code() {
+            Some(ErrorCode::CannotOpen) => {
+                "; its directory must exist, and this user must be allowed to write there"
+            }
+            Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
+                "; this user must be allowed to write the file and its directory"
+            }
+            Some(ErrorCode::DatabaseBusy) => {
+                "; another process has held it for 5 s: end that process, if it is stopped or hung"
+            }
+            Some(ErrorCode::DiskFull) => "; free some space on its file system",
+            _ => "",
+        })
+    }
+}
+
+/// Why the body of a transaction gives up; the transaction is rolled back.
+#[derive(Debug)]
+pub enum Abort<E> {
+    /// SQLite refused or failed.
+    Sqlite(rusqlite::Error),
+    /// The body's own reason.
+    Refused(E),
+}
+
+impl<E> From<rusqlite::Error> for Abort<E> {
+    fn from(source: rusqlite::Error) -> Self {
+        Self::Sqlite(source)
+    }
+}
+
+/// A connection to one database.
+#[derive(Debug)]
+pub struct Database {
+    file: File,
+    connection: Connection,
+}
+
+/// What errors say about where they happened.
+#[derive(Debug)]
+struct File {
+    path: PathBuf,
+    name: &'static str,
+}
+
+impl Database {
+    /// Opens the database at `path` for writing. Where there is none, one is made aside and put in place whole, with
+    /// exactly the permissions `mode`. Commits are synced before they return.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`]. Nothing is written to a file that is refused.
+    pub fn open(path: &Path, schema: &Schema<'_>, mode: u32) -> Result<Self, DatabaseError> {
+        if matches!(path.try_exists(), Ok(false)) {
+            create(path, schema, mode)?;
+        }
+        let database = Self::connect(path, schema, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        database.check(schema)?;
+        database.set_durable()?;
+        Ok(database)
+    }
+
+    /// Opens the database at `path` for reading only.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`]; a missing or empty file is an error.
+    pub fn open_read_only(path: &Path, schema: &Schema<'_>) -> Result<Self, DatabaseError> {
+        let database = Self::connect(path, schema, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+        database.check(schema)?;
+        Ok(database)
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// Runs `body` in one read transaction: all that it reads is of one moment.
+    ///
+    /// # Errors
+    ///
+    /// [`DatabaseError::Failed`] names `operation`.
+    pub fn read<T>(
+        &self,
+        operation: &'static str,
+        body: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, DatabaseError> {
+        self.connection
+            .unchecked_transaction()
+            .and_then(|tx| body(&tx))
+            .map_err(|source| self.file.error(operation, source))
+    }
+
+    /// Runs `body` in one write transaction. If it returns `Ok`, all of its changes are durable when this returns;
+    /// otherwise none of them happened.
+    ///
+    /// # Errors
+    ///
+    /// The body's own reason; [`DatabaseError::Failed`] names `operation`.
+    pub fn write<T, E: From<DatabaseError>>(
+        &mut self,
+        operation: &'static str,
+        body: impl FnOnce(&Transaction<'_>) -> Result<T, Abort<E>>,
+    ) -> Result<T, E> {
+        let Self { file, connection } = self;
+        let transact = || {
+            let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let value = body(&tx)?;
+            tx.commit()?;
+            Ok(value)
+        };
+        transact().map_err(|abort| match abort {
+            Abort::Sqlite(source) => file.error(operation, source).into(),
+            Abort::Refused(reason) => reason,
+        })
+    }
+
+    fn connect(path: &Path, schema: &Schema<'_>, flags: OpenFlags) -> Result<Self, DatabaseError> {
+        if rusqlite::version_number() < SQLITE_VERSION_MIN {
+            return Err(DatabaseError::SqliteTooOld {
+                found: rusqlite::version(),
+            });
+        }
+        let file = File {
+            path: path.to_owned(),
+            name: schema.name,
+        };
+        let connect = || {
+            let connection =
+                Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+            connection.busy_timeout(BUSY_TIMEOUT)?;
+            Ok(connection)
+        };
+        match connect() {
+            Ok(connection) => Ok(Self { file, connection }),
+            Err(source) => Err(file.error("open", source)),
+        }
+    }
+
+    /// Write-ahead log, synced at every commit, of bounded size.
+    fn set_durable(&self) -> Result<(), DatabaseError> {
+        let set = || {
+            let pragma = |name, value: &dyn ToSql| {
+                self.connection
+                    .pragma_update_and_check(None, name, value, |_| Ok(()))
+            };
+            pragma("journal_mode", &"wal")?;
+            pragma("journal_size_limit", &WAL_BYTES_KEPT)?;
+            self.connection.pragma_update(None, "synchronous", "full")
+        };
+        set().map_err(|source| self.file.error("open", source))
+    }
+
+    /// Refuses a file of another kind or version, edited tables, and damage.
+    fn check(&self, schema: &Schema<'_>) -> Result<(), DatabaseError> {
+        let path = || self.file.path.clone();
+        let header = |name| self.read("open", |connection| pragma(connection, name));
+        let application_id = header("application_id")?;
+        if application_id != schema.application_id {
+            return Err(self
+                .file
+                .foreign(format!("application id {application_id:#x}")));
+        }
+        let version = header("user_version")?;
+        if version != schema.version {
+            return Err(DatabaseError::Version {
+                path: path(),
+                name: schema.name,
+                found: version,
+                supported: schema.version,
+            });
+        }
+        match self.read("check", |connection| first_fault(connection, schema))? {
+            Some(finding) => Err(self.file.damaged(finding)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl File {
+    fn error(&self, operation: &'static str, source: rusqlite::Error) -> DatabaseError {
+        match source.sqlite_error_code() {
+            Some(ErrorCode::NotADatabase) => self.foreign("not an SQLite database".to_owned()),
+            Some(ErrorCode::DatabaseCorrupt) => self.damaged(source.to_string()),
+            _ => DatabaseError::Failed {
+                operation,
+                path: self.path.clone(),
+                source,
+            },
+        }
+    }
+
+    fn foreign(&self, found: String) -> DatabaseError {
+        DatabaseError::Foreign {
+            path: self.path.clone(),
+            name: self.name,
+            found,
+        }
+    }
+
+    fn damaged(&self, finding: String) -> DatabaseError {
+        DatabaseError::Damaged {
+            path: self.path.clone(),
+            name: self.name,
+            finding,
+        }
+    }
+}
+
+fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i32> {
+    connection.pragma_query_value(None, name, |row| row.get(0))
+}
+
+/// Makes the database beside `path` and links it there when it is complete. Another process that is faster wins; both
+/// made the same.
+fn create(path: &Path, schema: &Schema<'_>, mode: u32) -> Result<(), DatabaseError> {
+    let failed = |source| DatabaseError::Create {
+        path: path.to_owned(),
+        source,
+    };
+    let dir = path
+        .parent()
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let random = RandomState::new().build_hasher().finish();
+    let aside = dir.join(format!(".{random:016x}.tmp"));
+    let made = create_file(&aside, mode)
+        .map_err(failed)
+        .and_then(|()| fill(&aside, schema))
+        .and_then(|()| match fs::hard_link(&aside, path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
+            _ => Ok(()),
+        });
+    let removed = fs::remove_file(&aside);
+    made?;
+    removed
+        .and_then(|()| fs::File::open(dir)?.sync_all())
+        .map_err(failed)
+}
+
+fn create_file(path: &Path, mode: u32) -> io::Result<()> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(path)?;
+    file.set_permissions(Permissions::from_mode(mode)) // whatever the umask
+}
+
+/// Puts the tables into an empty file and closes it, synced, with nothing left beside it.
+fn fill(path: &Path, schema: &Schema<'_>) -> Result<(), DatabaseError> {
+    let mut database = Database::connect(path, schema, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    database.set_durable()?;
+    database.write("create", |tx| -> Result<(), Abort<DatabaseError>> {
+        for table in schema.tables {
+            tx.execute_batch(table)?;
+        }
+        tx.pragma_update(None, "application_id", schema.application_id)?;
+        tx.pragma_update(None, "user_version", schema.version)?;
+        Ok(())
+    })?;
+    let Database { file, connection } = database;
+    connection
+        .close()
+        .map_err(|(_, source)| file.error("create", source))
+}
+
+fn first_fault(connection: &Connection, schema: &Schema<'_>) -> rusqlite::Result<Option<String>> {
+    for table in schema.tables {
+        let known: bool = connection.query_row(
+            "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE sql = ?1)",
+            [table],
+            |row| row.get(0),
+        )?;
+        if !known {
+            let head = table.lines().next().unwrap_or_default();
+            return Ok(Some(format!("no table made by `{head} …`")));
+        }
+    }
+    let finding: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+    Ok((finding != "ok").then_some(finding))
+}
