@@ -2,12 +2,9 @@
 //!
 //! What lies in a mapping is written by other processes too, so it is never lent out as a plain slice: words are loaded
 //! and stored atomically, bytes are copied out as relaxed words. The ring lays its own atomic structures over the raw
-//! address; everyone else uses the word access here.
+//! address; everyone else uses the word access here. Mapped words are real atomics even under the model checker, which
+//! cannot watch them.
 #![expect(unsafe_code, reason = "words in shared memory are reached by address")]
-#![expect(
-    clippy::disallowed_types,
-    reason = "mapped words are real atomics even under the model checker, which cannot watch them"
-)]
 
 use std::{
     fs::File,

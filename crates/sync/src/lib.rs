@@ -11,10 +11,6 @@ pub mod atomic {
     #[cfg(loom)]
     pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     #[cfg(not(loom))]
-    #[expect(
-        clippy::disallowed_types,
-        reason = "the one place where the choice is made"
-    )]
     pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
@@ -23,10 +19,6 @@ pub mod cell {
     #[cfg(loom)]
     pub use loom::cell::UnsafeCell;
     #[cfg(not(loom))]
-    #[expect(
-        clippy::disallowed_types,
-        reason = "the one place where the choice is made"
-    )]
     pub use std::cell::UnsafeCell;
 }
 
