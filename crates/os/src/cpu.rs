@@ -32,7 +32,9 @@ pub fn current() -> usize {
 /// When `cpu` does not exist or the thread may not run there; the text names the CPUs that are allowed.
 pub fn pin_current(cpu: usize) -> Result<()> {
     let before = allowed()?;
-    let asked = core_affinity::set_for_current(core_affinity::CoreId { id: cpu });
+    // Asked only for what is allowed: the crate panics on numbers beyond its set of CPUs.
+    let asked =
+        before.contains(&cpu) && core_affinity::set_for_current(core_affinity::CoreId { id: cpu });
     if asked && allowed()? == [cpu] {
         return Ok(());
     }
@@ -66,8 +68,10 @@ mod tests {
 
     #[test]
     fn a_cpu_that_does_not_exist_is_refused_with_the_allowed_ones() {
-        let text = pin_current(1023).unwrap_err().to_string();
-        assert!(text.contains("CPU 1023 was refused"), "{text}");
-        assert!(text.contains("choose one of the allowed CPUs ["), "{text}");
+        for cpu in [1_023, 1_024, usize::MAX] {
+            let text = pin_current(cpu).unwrap_err().to_string();
+            assert!(text.contains(&format!("CPU {cpu} was refused")), "{text}");
+            assert!(text.contains("choose one of the allowed CPUs ["), "{text}");
+        }
     }
 }
