@@ -281,7 +281,7 @@ fn layout_is_that_of_the_golden_file() {
             found += &format!("{:06}: {}\n", number * 8, hex.join(" "));
         }
     }
-    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/counters-v1.hex");
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/counters.v1.hex");
     if env::var_os("TEELINE_WRITE_GOLDEN").is_some() {
         File::create(golden)
             .unwrap()
