@@ -20,6 +20,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(feature = "test-switches")]
+pub mod child;
 pub mod clock;
 pub mod cpu;
 pub mod error;

@@ -76,6 +76,12 @@ pub enum StateError {
         /// The hash of both.
         id: SourceId,
     },
+    /// The source's largest epoch is the largest number there is, so it can have no other life: choose another name.
+    #[error("source `{name}` had the last possible epoch: choose another name")]
+    Exhausted {
+        /// The source.
+        name: SourceName,
+    },
     /// Nothing in the environment says where the state directory is.
     #[error("no place for the state directory: set TEELINE_STATE_DIR")]
     NoPlace,
@@ -139,8 +145,15 @@ impl StateDir {
         let mut record = self.lock_record(source)?;
         let now = Epoch(clock.wall_ns() / 1_000);
         let next = match record.largest()? {
-            Some(Epoch(largest)) => now.max(Epoch(largest + 1)),
             None => now,
+            Some(Epoch(largest)) => match largest.checked_add(1) {
+                Some(next) => now.max(Epoch(next)),
+                None => {
+                    return Err(StateError::Exhausted {
+                        name: source.clone(),
+                    });
+                }
+            },
         };
         record.store(next)?;
         Ok(next)
@@ -445,3 +458,6 @@ fn u32_at(slot: &Slot, at: usize) -> u32 {
 fn u64_at(slot: &Slot, at: usize) -> u64 {
     u64::from_le_bytes(slot[at..at + 8].try_into().expect("eight bytes were taken"))
 }
+
+#[cfg(test)]
+mod tests;
