@@ -29,6 +29,8 @@ impl Error {
         let path = path.into();
         let remedy = match source.kind() {
             io::ErrorKind::PermissionDenied => who_may_use(&path),
+            io::ErrorKind::StorageFull => Some("free space there".to_owned()),
+            io::ErrorKind::QuotaExceeded => Some("free space there, or raise the quota".to_owned()),
             io::ErrorKind::ReadOnlyFilesystem => Some("the file system is read-only".to_owned()),
             _ => None,
         };

@@ -64,13 +64,11 @@ impl OfdLock {
     /// # Errors
     /// When the system refuses for another reason.
     pub fn try_lock(file: File, path: impl AsRef<Path>) -> Result<Option<Self>> {
-        match Self::take(file, path.as_ref(), Kind::Exclusive)? {
-            Ok(lock) => {
-                lock.write_note(path.as_ref())?;
-                Ok(Some(lock))
-            }
-            Err(_held) => Ok(None),
+        let lock = Self::lock_silently(file, path.as_ref())?;
+        if let Some(lock) = &lock {
+            lock.write_note(path.as_ref())?;
         }
+        Ok(lock)
     }
 
     /// Takes the lock as [`try_lock`](Self::try_lock) does, trying again for `patience`: a process that was just killed
@@ -89,13 +87,9 @@ impl OfdLock {
         Ok(lock)
     }
 
-    /// Takes the lock for reading beside other readers, which needs no write access and leaves no note.
-    pub(crate) fn share_within(
-        file: File,
-        path: &Path,
-        patience: Duration,
-    ) -> Result<Self, LockError> {
-        Self::take_within(file, path, patience, Kind::Shared)
+    /// As [`try_lock`](Self::try_lock), without a note: for files that hold nothing, on a file system that may be full.
+    pub(crate) fn lock_silently(file: File, path: &Path) -> Result<Option<Self>> {
+        Ok(Self::take(file, path, Kind::Exclusive)?.ok())
     }
 
     /// As [`lock_within`](Self::lock_within), without a note: for files whose first bytes mean something else.
@@ -105,6 +99,15 @@ impl OfdLock {
         patience: Duration,
     ) -> Result<Self, LockError> {
         Self::take_within(file, path, patience, Kind::Exclusive)
+    }
+
+    /// Takes the lock for reading, beside other readers: needs no write access and leaves no note.
+    pub(crate) fn share_within(
+        file: File,
+        path: &Path,
+        patience: Duration,
+    ) -> Result<Self, LockError> {
+        Self::take_within(file, path, patience, Kind::Shared)
     }
 
     fn take_within(

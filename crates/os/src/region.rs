@@ -164,7 +164,7 @@ fn sweep(final_path: &Path) -> Result<()> {
         let Ok(file) = file::open_read_write(&lock_path) else {
             continue; // its creator has just finished, or it belongs to another user
         };
-        if let Ok(Some(dead)) = OfdLock::try_lock(file, &lock_path) {
+        if let Ok(Some(dead)) = OfdLock::lock_silently(file, &lock_path) {
             // Whoever can lock it is the only one who may remove it. Failing is no reason not to create.
             drop(remove_aside(&lock_path.with_extension(""), &lock_path));
             dead.unlock();
@@ -190,7 +190,7 @@ fn lock_then_name(path: &Path) -> Result<OfdLock> {
         Mode::RUSR | Mode::WUSR,
     )
     .context("create an unnamed file in", parent)?;
-    let lock = OfdLock::try_lock(File::from(unnamed), path)?
+    let lock = OfdLock::lock_silently(File::from(unnamed), path)?
         .expect("nobody else has a file without a name open");
     let descriptor = format!("/proc/self/fd/{}", lock.file().as_raw_fd());
     linkat(CWD, descriptor, CWD, path, AtFlags::SYMLINK_FOLLOW).context("create", path)?;

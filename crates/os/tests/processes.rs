@@ -444,6 +444,12 @@ fn writer_in_a_full_file_system() {
         mapping.store_u64(offset, !0, Ordering::Relaxed);
     }
     child::say("one lap");
+
+    let second = RegionBuilder::new(base.join("gw1.orders"), 0o750, None).unwrap();
+    let error = second.file("data", 4096, 0o640).unwrap_err();
+    drop(second);
+    child::say(error.to_string());
+    child::say(format!("left {:?}", names(&base)));
 }
 
 /// HAZARDS RB-07, second half: what was reserved can be written when the file system is full: no bus error.
@@ -455,5 +461,8 @@ fn a_region_that_was_made_can_be_written_whole_when_the_file_system_is_full() {
         return;
     };
     writer.expect("one lap");
-    assert_eq!(writer.wait().code(), Some(0));
+    let said = writer.hear().unwrap();
+    assert!(said.contains("4096 bytes wanted, 0 available"), "{said}");
+    writer.expect(r#"left ["filler", "gw1.fills"]"#);
+    assert_eq!(writer.wait().code(), Some(0), "an exit, not a signal");
 }

@@ -100,7 +100,7 @@ fn many_at_once_get_different_epochs() {
 /// A change that does not write and read this file any more is a new version.
 #[test]
 fn golden_file_of_version_1() {
-    let golden = include_str!("../../tests/golden/state-1.hex");
+    let golden = include_str!("../../tests/golden/state.v1.hex");
     let golden: Vec<u8> = golden
         .lines()
         .filter(|line| !line.starts_with('#'))
