@@ -179,7 +179,7 @@ impl PageOwner {
 /// a locked instruction, so a second one would lose counts (nothing else). Whoever restarts a role waits for its
 /// predecessor's end anyway.
 ///
-/// Recording costs two loads and a store in memory that this core has to itself.
+/// Recording costs one load and one store in memory that this core has to itself.
 #[derive(Debug)]
 pub struct CoreRecorder {
     words: Words,

@@ -19,6 +19,9 @@ use teeline_latency::{AttachError, CoreRecorder, PageOwner, Summary};
 /// Name of the page for a child process that [`child_records_until_it_is_killed`] plays.
 const CHILD_PAGE: &str = "TEELINE_TEST_PAGE";
 
+/// Set for a child process that has `/dev/shm` to itself, and too small.
+const CHILD_WITHOUT_SPACE: &str = "TEELINE_TEST_WITHOUT_SPACE";
+
 /// Latencies that the child records between two lines in which it says how many there were.
 const CHILD_ROUND: u64 = 1_000;
 
@@ -179,6 +182,42 @@ fn a_page_whose_owner_was_killed_is_removed_by_the_next_creator_and_a_live_one_i
     for page in [&living, &next] {
         CoreRecorder::attach(page.os_id()).unwrap();
     }
+}
+
+/// The kind of HAZARDS RB-07: memory is reserved when the page is made, so a full `/dev/shm` is an error with numbers and
+/// never a signal, and leaves nothing.
+#[test]
+fn a_page_that_does_not_fit_is_refused_with_wanted_and_available() {
+    if env::var_os(CHILD_WITHOUT_SPACE).is_some() {
+        let refused = PageOwner::create().unwrap_err().to_string();
+        assert!(refused.contains("692224"), "{refused}");
+        assert!(refused.contains("/dev/shm"), "{refused}");
+        assert_eq!(fs::read_dir("/dev/shm").unwrap().count(), 0);
+        return;
+    }
+    let test = "a_page_that_does_not_fit_is_refused_with_wanted_and_available";
+    let output = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c"])
+        .arg("mount -t tmpfs -o size=256k none /dev/shm || exit 77; exec \"$@\"")
+        .arg("sh")
+        .arg(env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(CHILD_WITHOUT_SPACE, "1")
+        .output();
+    let without_namespaces = match &output {
+        Ok(output) => matches!(output.status.code(), Some(1 | 77)) && output.stdout.is_empty(),
+        Err(_) => true,
+    };
+    if without_namespaces {
+        eprintln!("skipped: a full /dev/shm (no `unshare`, or no namespaces for this user)");
+        return;
+    }
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}"
+    );
 }
 
 /// A page with one word changed, and its length too when given; removed at the end.
