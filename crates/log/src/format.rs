@@ -1,0 +1,243 @@
+//! The structures on disk, one file each: byte table, codec, version. All numbers are little-endian.
+//!
+//! Every structure begins with a magic number and a version and carries a CRC-32C (except the watermark page, whose
+//! words change one at a time). What is read is input: decoders check everything and answer with a [`Flaw`].
+
+use std::{fmt, marker::PhantomData};
+
+pub mod batch;
+pub mod index;
+pub mod progress;
+pub mod record;
+pub mod snapshot;
+pub mod state;
+pub mod watermark;
+
+/// Version of all structures in this module. A reader refuses any other.
+pub const VERSION: u16 = 1;
+
+/// Why bytes are not what they should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Flaw {
+    /// The bytes end too early, as after a torn write.
+    #[error("{have} bytes where {need} are needed")]
+    Short {
+        /// Bytes that the structure takes.
+        need: usize,
+        /// Bytes that are there.
+        have: usize,
+    },
+    /// Nothing was written here: the place reads zero.
+    #[error("nothing but zeros")]
+    Blank,
+    /// It does not begin as the structure does.
+    #[error("begins with {found:#010x} instead of {expected:#010x}")]
+    Magic {
+        /// First four bytes found.
+        found: u32,
+        /// First four bytes of the structure.
+        expected: u32,
+    },
+    /// Another build of teeline wrote it, or its version was damaged.
+    #[error("is of version {found}; this build reads version {VERSION}")]
+    Version {
+        /// Version found.
+        found: u16,
+    },
+    /// The bytes changed after they were written, or were never written whole.
+    #[error("states checksum {stated:#010x}, but its bytes give {computed:#010x}")]
+    Checksum {
+        /// Checksum that stands in the structure.
+        stated: u32,
+        /// Checksum of the bytes found.
+        computed: u32,
+    },
+    /// A field holds a value that it can never hold.
+    #[error("field `{field}` holds {value}")]
+    Field {
+        /// The field's name in the byte table.
+        field: &'static str,
+        /// What it holds.
+        value: u64,
+    },
+}
+
+/// A number at a fixed place of a structure.
+pub(crate) struct Field<T> {
+    at: usize,
+    kind: PhantomData<T>,
+}
+
+impl<T> Field<T> {
+    pub(crate) const fn at(at: usize) -> Self {
+        Self {
+            at,
+            kind: PhantomData,
+        }
+    }
+
+    /// Where the field begins, in bytes from the start of its structure.
+    pub(crate) const fn start(&self) -> usize {
+        self.at
+    }
+}
+
+impl<T> fmt::Debug for Field<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Field at {}", self.at)
+    }
+}
+
+macro_rules! field_access {
+    ($($number:ty),*) => {$(
+        impl Field<$number> {
+            /// Reads the field. The caller has checked that the structure is whole.
+            pub(crate) fn get(&self, structure: &[u8]) -> $number {
+                structure
+                    .get(self.at..)
+                    .and_then(|tail| tail.first_chunk())
+                    .map(|bytes| <$number>::from_le_bytes(*bytes))
+                    .expect("the caller checked that the structure is whole")
+            }
+
+            /// Writes the field.
+            pub(crate) fn put(&self, structure: &mut [u8], value: $number) {
+                *structure
+                    .get_mut(self.at..)
+                    .and_then(|tail| tail.first_chunk_mut())
+                    .expect("the caller made room for the whole structure") = value.to_le_bytes();
+            }
+        }
+    )*};
+}
+field_access!(u16, u32, u64);
+
+/// Declares the fields of a structure in the order of its byte table. It does not compile unless every field begins
+/// where the one before it ends and the structure has the stated size.
+macro_rules! layout {
+    ($size:ident = $bytes:literal; $($(#[$doc:meta])* $name:ident: $number:ty = $at:literal,)*) => {
+        /// Size of the structure in bytes.
+        pub const $size: usize = $bytes;
+        #[allow(unused, reason = "reserved fields are declared so that every byte has a name")]
+        pub(crate) mod field {
+            use crate::format::Field;
+            $($(#[$doc])* pub(crate) const $name: Field<$number> = Field::at($at);)*
+        }
+        const _: () = {
+            let mut next = 0;
+            $(
+                assert!(field::$name.start() == next, concat!("offset of ", stringify!($name)));
+                next += size_of::<$number>();
+            )*
+            assert!(next == $size, "size of the structure");
+        };
+    };
+}
+pub(crate) use layout;
+
+/// CRC-32C of `bytes`, taking the four bytes of the field `checksum` in them as zero.
+pub(crate) fn checksum_without(checksum: &Field<u32>, bytes: &[u8]) -> u32 {
+    let (head, tail) = bytes.split_at(checksum.start());
+    let tail = tail.get(4..).unwrap_or_default();
+    let crc = teeline_core::crc32c_append(teeline_core::crc32c(head), &[0; 4]);
+    teeline_core::crc32c_append(crc, tail)
+}
+
+/// Checks length, magic number, version and checksum, in this order, of a structure of fixed size.
+pub(crate) fn check_fixed(
+    bytes: &[u8],
+    need: usize,
+    expected: u32,
+    version: &Field<u16>,
+    checksum: &Field<u32>,
+) -> Result<(), Flaw> {
+    check_begin(bytes, need, expected, version)?;
+    let bytes = bytes.get(..need).unwrap_or_default();
+    check_sum(bytes, checksum)
+}
+
+/// Checks that `need` bytes are there and begin with the magic number and version.
+pub(crate) fn check_begin(
+    bytes: &[u8],
+    need: usize,
+    expected: u32,
+    version: &Field<u16>,
+) -> Result<(), Flaw> {
+    let have = bytes.len();
+    let Some(bytes) = bytes.get(..need) else {
+        return Err(Flaw::Short { need, have });
+    };
+    if bytes.iter().all(|&b| b == 0) {
+        return Err(Flaw::Blank);
+    }
+    let found = Field::<u32>::at(0).get(bytes);
+    if found != expected {
+        return Err(Flaw::Magic { found, expected });
+    }
+    let found = version.get(bytes);
+    if found != VERSION {
+        return Err(Flaw::Version { found });
+    }
+    Ok(())
+}
+
+/// Compares the checksum field with the bytes.
+pub(crate) fn check_sum(bytes: &[u8], checksum: &Field<u32>) -> Result<(), Flaw> {
+    let stated = checksum.get(bytes);
+    let computed = checksum_without(checksum, bytes);
+    if stated == computed {
+        Ok(())
+    } else {
+        Err(Flaw::Checksum { stated, computed })
+    }
+}
+
+/// The next multiple of eight: batches and records begin on one.
+pub(crate) const fn align8(len: usize) -> usize {
+    len.next_multiple_of(8)
+}
+
+#[cfg(test)]
+pub(crate) mod golden {
+    //! Golden files: `tests/golden/NAME.hex`, kept forever. Run with `TEELINE_BLESS=1` to write a missing one.
+
+    use std::{fmt::Write as _, fs, path::PathBuf};
+
+    use super::Flaw;
+
+    /// Compares `bytes` with the golden file `name`.
+    pub(crate) fn check(name: &str, bytes: &[u8]) {
+        let path =
+            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.hex"));
+        let mut text = String::new();
+        for line in bytes.chunks(16) {
+            for byte in line {
+                write!(text, "{byte:02x}").unwrap();
+            }
+            text.push('\n');
+        }
+        if !path.exists() && std::env::var_os("TEELINE_BLESS").is_some() {
+            fs::write(&path, &text).unwrap();
+        }
+        let golden = fs::read_to_string(&path).unwrap();
+        assert_eq!(text, golden, "the format changed: {}", path.display());
+    }
+
+    /// Flips the lowest bit of each byte in turn and hands the copy to `decode`, which must name what is wrong.
+    pub(crate) fn every_flip(
+        bytes: &[u8],
+        decode: impl Fn(&[u8]) -> Result<(), Flaw>,
+        expected: impl Fn(usize, Flaw) -> bool,
+    ) {
+        decode(bytes).expect("the untouched bytes decode");
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut copy = bytes.to_vec();
+                copy[at] ^= 1 << bit;
+                let flaw = decode(&copy)
+                    .expect_err(&format!("byte {at}, bit {bit}: the flip was not noticed"));
+                assert!(expected(at, flaw), "byte {at}, bit {bit}: {flaw}");
+            }
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! The batch: unit of append, of checksum and of recovery, all or nothing.
+//!
+//! | bytes  | field          | meaning                                                                         |
+//! |--------|----------------|---------------------------------------------------------------------------------|
+//! | 0..4   | `magic`        | `TLBA`                                                                          |
+//! | 4..6   | `version`      | 1                                                                               |
+//! | 6..8   | `flags`        | bit 0: rewritten by compaction (its `previous` is then not compared); rest zero |
+//! | 8..12  | `length`       | bytes of the batch with this header, a multiple of 8                            |
+//! | 12..16 | `checksum`     | CRC-32C of the whole batch, this field taken as zero                            |
+//! | 16..24 | `base_offset`  | offset of the first record                                                      |
+//! | 24..28 | `count`        | records in the batch                                                            |
+//! | 28..32 | `span`         | offsets that the batch covers; more than `count` only after compaction          |
+//! | 32..40 | `term`         | grows with every recovery of the partition                                      |
+//! | 40..48 | `durable`      | every record below this offset was synced when the batch was written            |
+//! | 48..56 | `time_max_ns`  | largest append time in the batch, nanoseconds since the Unix epoch              |
+//! | 56..60 | `previous`     | `checksum` of the batch before this one; 0 in front of the first                |
+//! | 60..64 | `reserved`     | zero                                                                            |
+//!
+//! The records follow, each padded with zeros to a multiple of 8. `base_offset` is the end of the batch before, unless
+//! the first record is a `Lost` record, whose range then closes the difference.
+
+use teeline_core::Offset;
+
+use super::{Flaw, VERSION, check_begin, check_sum, layout, record};
+
+layout! { HEADER_BYTES = 64;
+    MAGIC: u32 = 0,
+    VERSION: u16 = 4,
+    FLAGS: u16 = 6,
+    LENGTH: u32 = 8,
+    CHECKSUM: u32 = 12,
+    BASE_OFFSET: u64 = 16,
+    COUNT: u32 = 24,
+    SPAN: u32 = 28,
+    TERM: u64 = 32,
+    DURABLE: u64 = 40,
+    TIME_MAX_NS: u64 = 48,
+    PREVIOUS: u32 = 56,
+    RESERVED: u32 = 60,
+}
+
+/// First bytes of every batch.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"TLBA");
+
+/// Flag: compaction rewrote the batch.
+pub const REWRITTEN: u16 = 1;
+
+/// Largest batch in bytes. Bounds what a reader holds in memory, and with the distance of recovery points how much
+/// an opening scans.
+pub const BATCH_BYTES_MAX: usize = 8 << 20;
+
+/// What a batch says about itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Flags, see [`REWRITTEN`].
+    pub flags: u16,
+    /// Bytes of the batch with its header.
+    pub length: u32,
+    /// Checksum of the batch.
+    pub checksum: u32,
+    /// Offset of the first record.
+    pub base: Offset,
+    /// Records in the batch.
+    pub count: u32,
+    /// Offsets that the batch covers.
+    pub span: u32,
+    /// Term in which it was written.
+    pub term: u64,
+    /// End of what was durable when it was written.
+    pub durable: Offset,
+    /// Largest append time.
+    pub time_max_ns: u64,
+    /// Checksum of the batch before.
+    pub previous: u32,
+}
+
+impl Header {
+    /// The offset after the last one that the batch covers.
+    #[must_use]
+    pub fn end(&self) -> Offset {
+        Offset(self.base.0.saturating_add(u64::from(self.span)))
+    }
+
+    /// Reads a header. Only the checks that need no more than the header are made: the length can be relied on as a
+    /// number of bytes to read, nothing else can before [`verify`].
+    ///
+    /// # Errors
+    /// What is wrong with the header.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Flaw> {
+        check_begin(bytes, HEADER_BYTES, MAGIC, &field::VERSION)?;
+        let length = field::LENGTH.get(bytes);
+        let fits =
+            (HEADER_BYTES + record::HEADER_BYTES..=BATCH_BYTES_MAX).contains(&(length as usize));
+        if !fits || !length.is_multiple_of(8) {
+            return Err(Flaw::Field {
+                field: "length",
+                value: length.into(),
+            });
+        }
+        Ok(Self {
+            flags: field::FLAGS.get(bytes),
+            length,
+            checksum: field::CHECKSUM.get(bytes),
+            base: Offset(field::BASE_OFFSET.get(bytes)),
+            count: field::COUNT.get(bytes),
+            span: field::SPAN.get(bytes),
+            term: field::TERM.get(bytes),
+            durable: Offset(field::DURABLE.get(bytes)),
+            time_max_ns: field::TIME_MAX_NS.get(bytes),
+            previous: field::PREVIOUS.get(bytes),
+        })
+    }
+}
+
+/// Decodes the header of a whole batch and checks every byte of it: checksum, then that its records fill it.
+///
+/// # Errors
+/// The first thing that is wrong.
+pub fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
+    let header = Header::decode(bytes)?;
+    let need = header.length as usize;
+    let Some(batch) = bytes.get(..need) else {
+        return Err(Flaw::Short {
+            need,
+            have: bytes.len(),
+        });
+    };
+    check_sum(batch, &field::CHECKSUM)?;
+    let wrong = |field, value: u64| Err(Flaw::Field { field, value });
+    if header.flags & !REWRITTEN != 0 {
+        return wrong("flags", header.flags.into());
+    }
+    if header.count == 0 {
+        return wrong("count", 0);
+    }
+    if header.span < header.count {
+        return wrong("span", header.span.into());
+    }
+    if header.durable > header.base {
+        return wrong("durable", header.durable.0);
+    }
+    let mut records = record::Records::new(batch);
+    let mut next_delta = 0;
+    let mut count = 0;
+    for record in &mut records {
+        let record = record?;
+        if record.offset_delta < next_delta || record.offset_delta >= header.span {
+            return wrong("offset_delta", record.offset_delta.into());
+        }
+        next_delta = record.offset_delta + 1;
+        count += 1;
+    }
+    if count != header.count {
+        return wrong("count", header.count.into());
+    }
+    Ok(header)
+}
+
+/// Where a batch stands in its partition: what its header holds beyond its own records.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// Offset of the first record.
+    pub base: Offset,
+    /// Current term.
+    pub term: u64,
+    /// End of what is durable.
+    pub durable: Offset,
+    /// Checksum of the batch before.
+    pub previous: u32,
+}
+
+/// Builds a batch in a buffer that is kept from batch to batch.
+#[derive(Debug, Default)]
+pub struct Builder {
+    bytes: Vec<u8>,
+    count: u32,
+    time_max_ns: u64,
+}
+
+impl Builder {
+    /// Begins an empty batch.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.bytes.resize(HEADER_BYTES, 0);
+        self.count = 0;
+        self.time_max_ns = 0;
+    }
+
+    /// Appends a record; its offset is the next one.
+    pub fn push(&mut self, mut record: record::Fields<'_>) {
+        record.offset_delta = self.count;
+        self.time_max_ns = self.time_max_ns.max(record.append_time_ns);
+        self.count += 1;
+        record.encode(&mut self.bytes);
+    }
+
+    /// Records so far.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Bytes so far, with the header.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Completes the header and hands out the batch with its checksum.
+    ///
+    /// # Panics
+    /// If the batch is longer than [`BATCH_BYTES_MAX`]; the caller compares [`Builder::len`] first.
+    pub fn finish(&mut self, place: Place) -> (&[u8], u32) {
+        let length = self.bytes.len();
+        assert!(length <= BATCH_BYTES_MAX, "the caller bounds the batch");
+        let bytes = &mut self.bytes;
+        field::MAGIC.put(bytes, MAGIC);
+        field::VERSION.put(bytes, VERSION);
+        field::FLAGS.put(bytes, 0);
+        field::LENGTH.put(
+            bytes,
+            u32::try_from(length).expect("bounded by BATCH_BYTES_MAX"),
+        );
+        field::BASE_OFFSET.put(bytes, place.base.0);
+        field::COUNT.put(bytes, self.count);
+        field::SPAN.put(bytes, self.count);
+        field::TERM.put(bytes, place.term);
+        field::DURABLE.put(bytes, place.durable.0);
+        field::TIME_MAX_NS.put(bytes, self.time_max_ns);
+        field::PREVIOUS.put(bytes, place.previous);
+        let checksum = super::checksum_without(&field::CHECKSUM, bytes);
+        field::CHECKSUM.put(bytes, checksum);
+        (&self.bytes, checksum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
+
+    use super::{Builder, Place, field, verify};
+    use crate::format::{
+        Flaw, golden,
+        record::{Control, Fields, Header},
+    };
+
+    fn sample() -> Vec<u8> {
+        let mut builder = Builder::default();
+        builder.clear();
+        let identity = |sequence| {
+            Some(Identity {
+                source: SourceId(0x1122_3344_5566_7788),
+                epoch: Epoch(1_764_000_000_000_000),
+                sequence: Sequence(sequence),
+            })
+        };
+        builder.push(Fields {
+            kind: 7,
+            schema_id: 0x0102_0304,
+            schema_version: 5,
+            append_time_ns: 1_764_000_000_000_000_123,
+            identity: identity(41),
+            headers: &[Header {
+                name: "trace",
+                value: b"abc",
+            }],
+            key: Some(b"acct-1"),
+            value: b"a fill",
+            ..Fields::default()
+        });
+        builder.push(Fields {
+            append_time_ns: 1_764_000_000_000_000_124,
+            identity: identity(44),
+            control: Some(Control::Gap {
+                first: Sequence(42),
+                last: Sequence(44),
+            }),
+            ..Fields::default()
+        });
+        builder.push(Fields {
+            value: b"no identity, no key",
+            ..Fields::default()
+        });
+        let (bytes, _) = builder.finish(Place {
+            base: Offset(1000),
+            term: 3,
+            durable: Offset(990),
+            previous: 0xDEAD_BEEF,
+        });
+        bytes.to_vec()
+    }
+
+    #[test]
+    fn the_batch_of_the_golden_file_is_written_and_read() {
+        let bytes = sample();
+        golden::check("batch-v1", &bytes);
+        let header = verify(&bytes).unwrap();
+        assert_eq!((header.base, header.end()), (Offset(1000), Offset(1003)));
+        assert_eq!(
+            (header.term, header.durable, header.previous),
+            (3, Offset(990), 0xDEAD_BEEF)
+        );
+    }
+
+    #[test]
+    fn any_flipped_bit_of_a_batch_is_named() {
+        let bytes = sample();
+        golden::every_flip(
+            &bytes,
+            |b| verify(b).map(drop),
+            |at, flaw| match at {
+                0..4 => matches!(flaw, Flaw::Magic { .. }),
+                4..6 => matches!(flaw, Flaw::Version { .. }),
+                8..12 => matches!(
+                    flaw,
+                    Flaw::Field {
+                        field: "length",
+                        ..
+                    } | Flaw::Short { .. }
+                        | Flaw::Checksum { .. }
+                ),
+                _ => matches!(flaw, Flaw::Checksum { .. }),
+            },
+        );
+    }
+
+    /// Not damage but nonsense: the checksum is right, the field is not.
+    #[test]
+    fn a_field_that_cannot_be_is_named_although_the_checksum_fits() {
+        let refused = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = sample();
+            change(&mut bytes);
+            let checksum = crate::format::checksum_without(&field::CHECKSUM, &bytes);
+            field::CHECKSUM.put(&mut bytes, checksum);
+            match verify(&bytes) {
+                Err(Flaw::Field { field, .. }) => assert_eq!(field, name),
+                other => panic!("{name}: {other:?}"),
+            }
+        };
+        refused("flags", &|b| field::FLAGS.put(b, 0x8000));
+        refused("count", &|b| field::COUNT.put(b, 2));
+        refused("span", &|b| field::SPAN.put(b, 1));
+        refused("durable", &|b| field::DURABLE.put(b, 1001));
+    }
+
+    #[test]
+    fn a_batch_cut_anywhere_is_short() {
+        let bytes = sample();
+        for cut in 0..bytes.len() {
+            assert!(
+                matches!(verify(&bytes[..cut]), Err(Flaw::Short { .. })),
+                "cut at {cut}"
+            );
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! The `state` file of a partition: what must not be forgotten between lives. Two slots, 4,096 bytes apart so that no
+//! torn sector takes both, written in turn: slot `number % 2`. The valid slot with the larger number counts.
+//!
+//! | bytes   | field           | meaning                                                                     |
+//! |---------|-----------------|-----------------------------------------------------------------------------|
+//! | 0..4    | `magic`         | `TLST`                                                                      |
+//! | 4..6    | `version`       | 1                                                                           |
+//! | 6..8    | `flags`         | bit 0: closed cleanly, everything up to `recovery_offset` and nothing behind it; rest zero |
+//! | 8..16   | `number`        | grows with every write                                                      |
+//! | 16..24  | `ceiling`       | no offset from here on was ever answered without being durable              |
+//! | 24..32  | `term`          | grows with every recovery                                                   |
+//! | 32..40  | `durable`       | every record below this offset was synced                                   |
+//! | 40..48  | `log_start`     | first offset kept                                                           |
+//! | 48..56  | `recovery_offset` | recovery point: below it the log was verified                             |
+//! | 56..64  | `recovery_segment` | base offset of the segment it lies in                                    |
+//! | 64..68  | `recovery_file_pos` | where, in that segment                                                  |
+//! | 68..72  | `recovery_previous` | checksum of the batch in front of it                                    |
+//! | 72..80  | `recovery_term` | term of that batch                                                          |
+//! | 80..84  | `reserved`      | zero                                                                        |
+//! | 84..88  | `checksum`      | CRC-32C of the slot, this field taken as zero                               |
+
+use teeline_core::Offset;
+
+use super::{Flaw, VERSION, check_fixed, checksum_without, layout, snapshot::Cursor};
+
+layout! { SLOT_BYTES = 88;
+    MAGIC: u32 = 0,
+    VERSION: u16 = 4,
+    FLAGS: u16 = 6,
+    NUMBER: u64 = 8,
+    CEILING: u64 = 16,
+    TERM: u64 = 24,
+    DURABLE: u64 = 32,
+    LOG_START: u64 = 40,
+    RECOVERY_OFFSET: u64 = 48,
+    RECOVERY_SEGMENT: u64 = 56,
+    RECOVERY_FILE_POS: u32 = 64,
+    RECOVERY_PREVIOUS: u32 = 68,
+    RECOVERY_TERM: u64 = 72,
+    RESERVED: u32 = 80,
+    CHECKSUM: u32 = 84,
+}
+
+/// First bytes of every slot.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"TLST");
+
+/// Distance of the two slots in the file, in bytes.
+pub const SLOT_STRIDE: u64 = 4096;
+
+/// Length of the file in bytes.
+pub const FILE_BYTES: u64 = 2 * SLOT_STRIDE;
+
+const CLEAN: u16 = 1;
+
+/// One slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct State {
+    /// Grows with every write.
+    pub number: u64,
+    /// Whether the partition was closed, with everything synced and nothing behind the recovery point.
+    pub clean: bool,
+    /// No offset from here on was ever answered without being durable.
+    pub ceiling: Offset,
+    /// Grows with every recovery.
+    pub term: u64,
+    /// Every record below was synced.
+    pub durable: Offset,
+    /// First offset kept.
+    pub log_start: Offset,
+    /// Where recovery scans from.
+    pub recovery: Cursor,
+}
+
+impl State {
+    /// Of a partition that nothing was ever written to.
+    pub const NEW: Self = Self {
+        number: 0,
+        clean: true,
+        ceiling: Offset(0),
+        term: 0,
+        durable: Offset(0),
+        log_start: Offset(0),
+        recovery: Cursor::START,
+    };
+
+    /// Where this slot goes in the file.
+    #[must_use]
+    pub fn file_pos(&self) -> u64 {
+        (self.number % 2) * SLOT_STRIDE
+    }
+
+    /// The slot as bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; SLOT_BYTES] {
+        let mut bytes = [0; SLOT_BYTES];
+        field::MAGIC.put(&mut bytes, MAGIC);
+        field::VERSION.put(&mut bytes, VERSION);
+        field::FLAGS.put(&mut bytes, if self.clean { CLEAN } else { 0 });
+        field::NUMBER.put(&mut bytes, self.number);
+        field::CEILING.put(&mut bytes, self.ceiling.0);
+        field::TERM.put(&mut bytes, self.term);
+        field::DURABLE.put(&mut bytes, self.durable.0);
+        field::LOG_START.put(&mut bytes, self.log_start.0);
+        field::RECOVERY_OFFSET.put(&mut bytes, self.recovery.offset.0);
+        field::RECOVERY_SEGMENT.put(&mut bytes, self.recovery.segment.0);
+        field::RECOVERY_FILE_POS.put(&mut bytes, self.recovery.file_pos);
+        field::RECOVERY_PREVIOUS.put(&mut bytes, self.recovery.previous);
+        field::RECOVERY_TERM.put(&mut bytes, self.recovery.term);
+        let checksum = checksum_without(&field::CHECKSUM, &bytes);
+        field::CHECKSUM.put(&mut bytes, checksum);
+        bytes
+    }
+
+    /// Reads one slot.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Flaw> {
+        check_fixed(bytes, SLOT_BYTES, MAGIC, &field::VERSION, &field::CHECKSUM)?;
+        let flags = field::FLAGS.get(bytes);
+        if flags & !CLEAN != 0 {
+            return Err(Flaw::Field {
+                field: "flags",
+                value: flags.into(),
+            });
+        }
+        Ok(Self {
+            number: field::NUMBER.get(bytes),
+            clean: flags & CLEAN != 0,
+            ceiling: Offset(field::CEILING.get(bytes)),
+            term: field::TERM.get(bytes),
+            durable: Offset(field::DURABLE.get(bytes)),
+            log_start: Offset(field::LOG_START.get(bytes)),
+            recovery: Cursor {
+                offset: Offset(field::RECOVERY_OFFSET.get(bytes)),
+                segment: Offset(field::RECOVERY_SEGMENT.get(bytes)),
+                file_pos: field::RECOVERY_FILE_POS.get(bytes),
+                previous: field::RECOVERY_PREVIOUS.get(bytes),
+                term: field::RECOVERY_TERM.get(bytes),
+            },
+        })
+    }
+
+    /// Reads the newest valid slot of the file's bytes.
+    ///
+    /// # Errors
+    /// What is wrong with the first slot, if neither is valid.
+    pub fn newest(file: &[u8]) -> Result<Self, Flaw> {
+        let stride = usize::try_from(SLOT_STRIDE).unwrap_or(usize::MAX);
+        let a = Self::decode(file);
+        let b = Self::decode(file.get(stride..).unwrap_or_default());
+        match (a, b) {
+            (Ok(a), Ok(b)) => Ok(if a.number > b.number { a } else { b }),
+            (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(one),
+            (Err(flaw), Err(_)) => Err(flaw),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use teeline_core::Offset;
+
+    use super::{FILE_BYTES, State};
+    use crate::format::{Flaw, golden, snapshot::Cursor};
+
+    const SAMPLE: State = State {
+        number: 5,
+        clean: true,
+        ceiling: Offset(65_536),
+        term: 3,
+        durable: Offset(1003),
+        log_start: Offset(12),
+        recovery: Cursor {
+            offset: Offset(1000),
+            segment: Offset(900),
+            file_pos: 0x1000,
+            previous: 0xDEAD_BEEF,
+            term: 2,
+        },
+    };
+
+    #[test]
+    fn the_slot_of_the_golden_file_is_written_and_read() {
+        golden::check("state-v1", &SAMPLE.encode());
+        assert_eq!(State::decode(&SAMPLE.encode()), Ok(SAMPLE));
+    }
+
+    #[test]
+    fn any_flipped_bit_of_a_slot_is_named() {
+        golden::every_flip(
+            &SAMPLE.encode(),
+            |b| State::decode(b).map(drop),
+            |at, flaw| match at {
+                0..4 => matches!(flaw, Flaw::Magic { .. }),
+                4..6 => matches!(flaw, Flaw::Version { .. }),
+                _ => matches!(flaw, Flaw::Checksum { .. }),
+            },
+        );
+    }
+
+    #[test]
+    fn a_damaged_newer_slot_leaves_the_older_one_standing() {
+        let mut file = vec![0; usize::try_from(FILE_BYTES).unwrap()];
+        let older = State {
+            number: 4,
+            ..SAMPLE
+        };
+        for state in [older, SAMPLE] {
+            let at = usize::try_from(state.file_pos()).unwrap();
+            file[at..at + super::SLOT_BYTES].copy_from_slice(&state.encode());
+        }
+        assert_eq!(State::newest(&file), Ok(SAMPLE));
+        file[4096 + 20] ^= 1;
+        assert_eq!(State::newest(&file), Ok(older));
+        file[20] ^= 1;
+        assert!(matches!(State::newest(&file), Err(Flaw::Checksum { .. })));
+    }
+}

@@ -1,0 +1,113 @@
+//! The watermark page of a partition: one page that all processes share, and what tailing readers look at. Only the
+//! holder of the partition's lock stores into it. It is never synced and carries no checksum, since its words change
+//! one at a time; it counts only while `boot` names the running system, and is made anew by the first to lock the
+//! partition after a reboot. (`durable` only grows and is stored after the sync, so any value of it found later still
+//! holds.)
+//!
+//! | bytes  | field       | meaning                                                                        |
+//! |--------|-------------|--------------------------------------------------------------------------------|
+//! | 0..8   | `magic`     | `TLWM`, then the version 1 as a u32                                            |
+//! | 8..16  | `boot`      | which boot of the system the page belongs to; 0 = none                         |
+//! | 16..24 | `term`      | term of the partition                                                          |
+//! | 24..32 | `end`       | offset that the next record gets; everything below is written                  |
+//! | 32..40 | `durable`   | every record below is synced                                                   |
+//! | 40..48 | `dirty`     | 1 from before the first byte of an append until `end` covers it                |
+//! | 48..56 | `stopped`   | 1 after a failed sync until the partition is reopened                          |
+//! | 56..64 | `log_start` | first offset kept                                                              |
+//! | 64..72 | `state_number` | `number` of the newest slot in `state`                                      |
+//! | 72..80 | `wake`      | low 32 bits: wake counter, which sleeping readers wait on                      |
+
+use super::{VERSION, layout};
+
+layout! { USED_BYTES = 80;
+    MAGIC: u64 = 0,
+    BOOT: u64 = 8,
+    TERM: u64 = 16,
+    END: u64 = 24,
+    DURABLE: u64 = 32,
+    DIRTY: u64 = 40,
+    STOPPED: u64 = 48,
+    LOG_START: u64 = 56,
+    STATE_NUMBER: u64 = 64,
+    WAKE: u64 = 72,
+}
+
+/// Length of the file: one page.
+pub const FILE_BYTES: u64 = 4096;
+
+/// First word of the page.
+pub const MAGIC: u64 = u32::from_le_bytes(*b"TLWM") as u64 | (VERSION as u64) << 32;
+
+/// A word of the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// Magic number and version.
+    Magic,
+    /// Which boot the page belongs to.
+    Boot,
+    /// Term of the partition.
+    Term,
+    /// Offset that the next record gets.
+    End,
+    /// End of what is synced.
+    Durable,
+    /// Set while an append is under way.
+    Dirty,
+    /// Set after a failed sync.
+    Stopped,
+    /// First offset kept.
+    LogStart,
+    /// Number of the newest state slot.
+    StateNumber,
+    /// Wake counter.
+    Wake,
+}
+
+impl Word {
+    /// All words.
+    pub const ALL: [Self; 10] = [
+        Self::Magic,
+        Self::Boot,
+        Self::Term,
+        Self::End,
+        Self::Durable,
+        Self::Dirty,
+        Self::Stopped,
+        Self::LogStart,
+        Self::StateNumber,
+        Self::Wake,
+    ];
+
+    /// Where the word stands in the page, in bytes.
+    #[must_use]
+    pub const fn file_pos(self) -> usize {
+        match self {
+            Self::Magic => field::MAGIC.start(),
+            Self::Boot => field::BOOT.start(),
+            Self::Term => field::TERM.start(),
+            Self::End => field::END.start(),
+            Self::Durable => field::DURABLE.start(),
+            Self::Dirty => field::DIRTY.start(),
+            Self::Stopped => field::STOPPED.start(),
+            Self::LogStart => field::LOG_START.start(),
+            Self::StateNumber => field::STATE_NUMBER.start(),
+            Self::Wake => field::WAKE.start(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAGIC, USED_BYTES, Word};
+    use crate::format::golden;
+
+    #[test]
+    fn the_page_of_the_golden_file_is_laid_out() {
+        let mut page = [0; USED_BYTES];
+        for (value, word) in (1u64..).zip(Word::ALL) {
+            let value = if word == Word::Magic { MAGIC } else { value };
+            page[word.file_pos()..][..8].copy_from_slice(&value.to_le_bytes());
+        }
+        golden::check("watermark-v1", &page);
+    }
+}

@@ -1,0 +1,272 @@
+//! What the log needs of the world below it: a few file operations, one shared page per partition, locks and the time.
+//!
+//! The log is the same code on [`DiskStorage`](crate::DiskStorage) and on the fake that tests use, which forgets
+//! unsynced writes, tears them, fails on demand and fills up.
+
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use teeline_core::time::Clock;
+
+use crate::format::watermark::Word;
+
+/// A file operation that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct StorageError {
+    /// Where.
+    pub path: PathBuf,
+    /// The system's classification of the reason.
+    pub kind: io::ErrorKind,
+    /// The whole sentence: what was tried, where, why it failed, what to do.
+    text: String,
+}
+
+impl StorageError {
+    /// The failure at `path` that `text` tells in one sentence.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>, kind: io::ErrorKind, text: impl Into<String>) -> Self {
+        Self {
+            path: path.into(),
+            kind,
+            text: text.into(),
+        }
+    }
+
+    /// Whether there was nothing at the path.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        self.kind == io::ErrorKind::NotFound
+    }
+
+    /// Whether the file system, or the user's share of it, is full.
+    #[must_use]
+    pub fn is_no_space(&self) -> bool {
+        matches!(
+            self.kind,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+        )
+    }
+}
+
+/// What storage operations return.
+pub type Result<T, E = StorageError> = std::result::Result<T, E>;
+
+/// What a file or page is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Reading only: needs no write permission, changes nothing.
+    Read,
+    /// Reading and writing.
+    Write,
+}
+
+/// Who holds a lock, as far as is known. For people: a process number is no proof of anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holder {
+    /// Process number in its own namespace.
+    pub pid: u32,
+    /// Since when, in nanoseconds since the Unix epoch.
+    pub since_wall_ns: u64,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {}", self.pid)
+    }
+}
+
+/// Why a lock was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Somebody alive held it all the time.
+    #[error("{} is held by {}", path.display(), describe(*holder))]
+    Held {
+        /// The lock file.
+        path: PathBuf,
+        /// Who, as far as the file says.
+        holder: Option<Holder>,
+    },
+    /// The operation failed.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+}
+
+/// The holder in a sentence.
+pub(crate) fn describe(holder: Option<Holder>) -> String {
+    holder.map_or_else(|| "another process".to_owned(), |holder| holder.to_string())
+}
+
+/// The file operations, one implementation per kind of storage. Paths are absolute or relative to the process.
+pub trait Storage: Clock + fmt::Debug {
+    /// Makes a directory; fine if it exists.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn create_dir(&self, dir: &Path) -> Result<()>;
+
+    /// The names in a directory, sorted.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn list(&self, dir: &Path) -> Result<Vec<String>>;
+
+    /// Creates a file that must not exist, with `len` reserved bytes that read zero.
+    ///
+    /// # Errors
+    /// When it exists, or there is no space for it; nothing is left of it then.
+    fn create(&self, path: &Path, len: u64) -> Result<Arc<dyn StorageFile>>;
+
+    /// Opens a file that exists.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn open(&self, path: &Path, access: Access) -> Result<Arc<dyn StorageFile>>;
+
+    /// Reads a whole small file.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn read(&self, path: &Path) -> Result<Vec<u8>>;
+
+    /// Puts `bytes` at `path`, durably: a reader or a crash finds the old content or the new.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()>;
+
+    /// Renames a file or directory within its directory. The new name must not exist.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+
+    /// Removes a file, or a directory with all that is in it.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn remove(&self, path: &Path) -> Result<()>;
+
+    /// Makes the names in a directory durable.
+    ///
+    /// # Errors
+    /// As [`StorageFile::sync`].
+    fn sync_dir(&self, dir: &Path) -> Result<()>;
+
+    /// Maps a watermark page, a file of [`FILE_BYTES`](crate::format::watermark::FILE_BYTES) that exists.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn page(&self, path: &Path, access: Access) -> Result<Box<dyn SharedPage>>;
+
+    /// Opens a lock file, creating it if there is none. Takes no lock yet.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn lock_file(&self, path: &Path) -> Result<Box<dyn LockFile>>;
+
+    /// Whether somebody holds the lock of this file now; false if there is no such file. Needs reading rights only.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn is_locked(&self, path: &Path) -> Result<bool>;
+
+    /// A number that stands for this boot of the system; never 0.
+    fn boot(&self) -> u64;
+
+    /// The name of the file system at `path` if the log must not lie on it, because locks, mappings or syncs mean
+    /// something else there.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn unsuitable(&self, path: &Path) -> Result<Option<&'static str>>;
+
+    /// A number that nobody else has.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn entropy(&self) -> Result<u64>;
+
+    /// Waits a moment; the caller looks again afterwards.
+    fn nap(&self, duration: Duration);
+}
+
+/// An open file.
+pub trait StorageFile: fmt::Debug + Send + Sync {
+    /// Where it is.
+    fn path(&self) -> &Path;
+
+    /// Its length in bytes.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn len(&self) -> Result<u64>;
+
+    /// Reads from `file_pos` on, as much as fits and is there.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn read_at(&self, file_pos: u64, bytes: &mut [u8]) -> Result<usize>;
+
+    /// Writes all of `bytes`. After an error, any part of them may have been written.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn write_at(&self, file_pos: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Makes the file at least `len` bytes long with blocks reserved for all of it.
+    ///
+    /// # Errors
+    /// When there is no space.
+    fn reserve(&self, len: u64) -> Result<()>;
+
+    /// Waits until what was written is on stable storage.
+    ///
+    /// # Errors
+    /// When the device failed. What was written since the last good sync may then be gone, from memory too; another
+    /// sync that succeeds says nothing about it.
+    fn sync(&self) -> Result<()>;
+
+    /// Forgets what the page cache holds of the file, so that the next read comes from the device.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn drop_cached(&self) -> Result<()>;
+}
+
+/// A page of words that several processes map.
+pub trait SharedPage: fmt::Debug + Send + Sync {
+    /// The word now; what was stored before it (and before the stores before it) is seen from here on.
+    fn load(&self, word: Word) -> u64;
+
+    /// Stores a word. Only the holder of the partition's lock does so.
+    ///
+    /// # Errors
+    /// Never on a disk; the fake refuses when its process is dead.
+    fn store(&self, word: Word, value: u64) -> Result<()>;
+
+    /// Sleeps while the wake counter is `seen`, at most for `timeout`. May return early.
+    fn wait(&self, seen: u64, timeout: Duration);
+
+    /// Raises the wake counter and wakes all who sleep on it.
+    ///
+    /// # Errors
+    /// As [`SharedPage::store`].
+    fn wake(&self) -> Result<()>;
+}
+
+/// A file whose lock is taken and given up many times.
+pub trait LockFile: fmt::Debug + Send + Sync {
+    /// Takes the lock, trying for `patience`. The caller takes it once at a time.
+    ///
+    /// # Errors
+    /// When it was held all the time.
+    fn acquire(&self, patience: Duration) -> Result<(), LockError>;
+
+    /// Gives the lock up.
+    fn release(&self);
+}
