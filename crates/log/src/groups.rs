@@ -11,7 +11,13 @@ use std::{
 use rusqlite::{Connection, OptionalExtension, Row, params, types::Type};
 use teeline_core::{Name, Offset, Partition};
 
-use crate::sqlite::{Abort, Database, DatabaseError, Schema};
+use crate::{
+    Log,
+    sqlite::{Abort, Database, DatabaseError, Schema},
+};
+
+/// The groups directory, in the log's root.
+const DIR_NAME: &str = "groups";
 
 /// The database, in the groups directory.
 const FILE_NAME: &str = "groups.db";
@@ -86,6 +92,39 @@ pub enum CommitError {
     /// The database cannot be used.
     #[error(transparent)]
     Database(#[from] DatabaseError),
+}
+
+impl Log {
+    /// The consumer groups of this log, for reading and committing, also where the log itself may only be read. Their
+    /// directory is made where it is missing, with the permissions of the log's own.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`].
+    pub fn groups(&self) -> Result<Groups, DatabaseError> {
+        let mode = match fs::metadata(self.root()) {
+            Ok(root) => root.permissions().mode() & 0o7777,
+            Err(source) => {
+                return Err(DatabaseError::Create {
+                    path: self.root().to_owned(),
+                    source,
+                });
+            }
+        };
+        Groups::open(&self.root().join(DIR_NAME), mode)
+    }
+
+    /// What the groups of this log have committed, ordered by group, topic and partition. Only reads.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`].
+    pub fn group_offsets(&self) -> Result<Vec<GroupOffset>, DatabaseError> {
+        match Groups::open_read_only(&self.root().join(DIR_NAME))? {
+            Some(groups) => groups.list(),
+            None => Ok(Vec::new()),
+        }
+    }
 }
 
 impl Groups {

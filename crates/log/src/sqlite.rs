@@ -112,7 +112,7 @@ impl fmt::Display for Remedy<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0.sqlite_error_code() {
             Some(ErrorCode::CannotOpen) => {
-                "; its directory must exist, and this user must be allowed to write there"
+                "; the file and its directory must exist, and this user must be allowed to use them"
             }
             Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
                 "; this user must be allowed to write the file and its directory"
