@@ -1,4 +1,5 @@
 //! What the bytes of a fill promise.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use rust_decimal::Decimal;
 use teeline_delivery::positions::{

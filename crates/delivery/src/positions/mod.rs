@@ -1,5 +1,11 @@
 //! Positions by account and symbol, computed from the fills of a topic.
 
 mod fill;
+mod position;
+mod service;
+mod tables;
 
 pub use fill::{FILL, FILL_BYTES_MAX, FILL_KEY_AT, Fill, FillError, LABEL_BYTES_MAX, Side};
+pub use position::{AccountPosition, Inexact};
+pub use service::{Place, Positions, PositionsError};
+pub use tables::{Hole, Missing, Snapshot};

@@ -1,0 +1,3 @@
+//! Databases of consumers, in which state and next offset change together.
+
+pub mod sqlite;
