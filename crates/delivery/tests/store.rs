@@ -10,7 +10,7 @@ use std::{
 
 use rusqlite::Connection;
 use teeline_core::{Name, Offset, Partition};
-use teeline_delivery::store::sqlite::{AtomicStore, ClaimError, Fenced, Ownership};
+use teeline_delivery::store::sqlite::{AtomicStore, Fenced, Ownership, StoreError};
 use teeline_log::{
     LogId,
     sqlite::{Abort, DatabaseError, Schema},
@@ -52,11 +52,11 @@ fn fills() -> Name {
 }
 
 fn open(path: &Path) -> AtomicStore {
-    AtomicStore::open(path, &SCHEMA, 0o640).unwrap()
+    AtomicStore::open(path, &SCHEMA, 0o640, log()).unwrap()
 }
 
 fn claim(store: &mut AtomicStore, generation: u64) -> Ownership {
-    store.claim(log(), &fills(), P0, generation).unwrap()
+    store.claim(&fills(), P0, generation).unwrap()
 }
 
 /// Adds the numbers of the batch, which are its offsets.
@@ -68,10 +68,11 @@ fn apply(store: &mut AtomicStore, owned: &mut Ownership, next: u64) -> Result<()
     })
 }
 
-fn total(store: &AtomicStore) -> u64 {
+fn total(path: &Path) -> u64 {
     let sql = "SELECT coalesce(sum(total), 0) FROM sums";
-    store
-        .read(|connection| connection.query_row(sql, [], |row| row.get(0)))
+    Connection::open(path)
+        .unwrap()
+        .query_row(sql, [], |row| row.get(0))
         .unwrap()
 }
 
@@ -87,7 +88,7 @@ fn state_and_offset_are_found_together_by_the_next_owner() {
     drop(store);
     let mut store = open(&path);
     assert_eq!(claim(&mut store, 2).next(), Offset(10));
-    assert_eq!(total(&store), 45);
+    assert_eq!(total(&path), 45);
 }
 
 /// HAZARDS GD-01: an owner that lost its partition while it was stopped changes nothing when it wakes up.
@@ -120,11 +121,11 @@ fn a_zombie_is_fenced_and_the_error_names_both_sides() {
         Err(ApplyError::Fenced(_))
     ));
     assert!(matches!(
-        first.claim(log(), &fills(), P0, 1),
-        Err(ClaimError::Fenced(_))
+        first.claim(&fills(), P0, 1),
+        Err(StoreError::Fenced(_))
     ));
     apply(&mut second, &mut new, 20).unwrap();
-    assert_eq!(total(&second), (0..20).sum());
+    assert_eq!(total(&path), (0..20).sum());
 }
 
 #[test]
@@ -139,13 +140,14 @@ fn two_owners_of_one_generation_cannot_apply_a_batch_twice() {
         apply(&mut second, &mut other, 10),
         Err(ApplyError::Fenced(_))
     ));
-    assert_eq!(total(&first), 45);
+    assert_eq!(total(&path), 45);
 }
 
 #[test]
 fn a_batch_that_fails_or_panics_leaves_no_trace_and_can_be_repeated() {
     let dir = tempfile::tempdir().unwrap();
-    let mut store = open(&dir.path().join("test.db"));
+    let path = dir.path().join("test.db");
+    let mut store = open(&path);
     let mut owned = claim(&mut store, 1);
     let failed = store.apply(&mut owned, Offset(5), |tx| -> Result<(), _> {
         tx.execute("INSERT INTO sums VALUES (1)", [])?;
@@ -171,9 +173,9 @@ fn a_batch_that_fails_or_panics_leaves_no_trace_and_can_be_repeated() {
         )
     }));
     assert!(panicked.is_err());
-    assert_eq!((total(&store), owned.next()), (0, Offset(0)));
+    assert_eq!((total(&path), owned.next()), (0, Offset(0)));
     apply(&mut store, &mut owned, 5).unwrap();
-    assert_eq!((total(&store), owned.next()), (10, Offset(5)));
+    assert_eq!((total(&path), owned.next()), (10, Offset(5)));
 }
 
 #[test]
@@ -182,13 +184,13 @@ fn partitions_and_topics_are_kept_apart() {
     let mut store = open(&dir.path().join("test.db"));
     let orders = "orders".parse().unwrap();
     let mut fills_0 = claim(&mut store, 1);
-    let mut fills_1 = store.claim(log(), &fills(), Partition(1), 7).unwrap();
-    let mut orders_0 = store.claim(log(), &orders, P0, 3).unwrap();
+    let mut fills_1 = store.claim(&fills(), Partition(1), 7).unwrap();
+    let mut orders_0 = store.claim(&orders, P0, 3).unwrap();
     apply(&mut store, &mut fills_0, 1).unwrap();
     apply(&mut store, &mut fills_1, 2).unwrap();
     apply(&mut store, &mut orders_0, 3).unwrap();
     assert_eq!(claim(&mut store, 1).next(), Offset(1));
-    let fills_1 = store.claim(log(), &fills(), Partition(1), 7).unwrap();
+    let fills_1 = store.claim(&fills(), Partition(1), 7).unwrap();
     assert_eq!(fills_1.next(), Offset(2));
 }
 
@@ -200,7 +202,7 @@ fn state_of_another_log_is_refused() {
     let mut owned = claim(&mut store, 1);
     apply(&mut store, &mut owned, 5).unwrap();
     let other = LogId(2);
-    let error = store.claim(other, &fills(), P0, 9).unwrap_err();
+    let error = AtomicStore::open(&path, &SCHEMA, 0o640, other).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(
@@ -222,7 +224,7 @@ fn a_database_of_another_kind_is_refused_and_left_as_it_was() {
             .execute_batch(tables)
             .unwrap();
         let before = fs::read(&path).unwrap();
-        let error = AtomicStore::open(&path, &SCHEMA, 0o640).unwrap_err();
+        let error = AtomicStore::open(&path, &SCHEMA, 0o640, log()).unwrap_err();
         assert!(
             error
                 .to_string()
@@ -244,15 +246,18 @@ fn a_database_whose_progress_was_edited_is_refused() {
         .unwrap()
         .execute_batch("PRAGMA ignore_check_constraints = 1; UPDATE progress SET next = -1")
         .unwrap();
-    let error = AtomicStore::open(&path, &SCHEMA, 0o640).unwrap_err();
-    assert!(matches!(error, DatabaseError::Damaged { .. }), "{error}");
+    let error = AtomicStore::open(&path, &SCHEMA, 0o640, log()).unwrap_err();
+    assert!(
+        matches!(error, StoreError::Database(DatabaseError::Damaged { .. })),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_directory_that_is_missing_or_may_not_be_written_gives_one_error_that_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing/test.db");
-    let error = AtomicStore::open(&missing, &SCHEMA, 0o640).unwrap_err();
+    let error = AtomicStore::open(&missing, &SCHEMA, 0o640, log()).unwrap_err();
     assert!(
         error.to_string().contains("its directory must exist"),
         "{error}"
@@ -266,7 +271,7 @@ fn a_directory_that_is_missing_or_may_not_be_written_gives_one_error_that_says_s
         return;
     }
     for path in [path, dir.path().join("new.db")] {
-        let error = AtomicStore::open(&path, &SCHEMA, 0o640).unwrap_err();
+        let error = AtomicStore::open(&path, &SCHEMA, 0o640, log()).unwrap_err();
         assert!(error.to_string().contains("allowed to write"), "{error}");
         assert!(
             error.to_string().contains(path.to_str().unwrap()),

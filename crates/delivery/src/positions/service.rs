@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     hook::{CrashHook, CrashPoint},
-    store::sqlite::{AtomicStore, ClaimError, Fenced, Ownership},
+    store::sqlite::{AtomicStore, Fenced, Ownership, PartitionProgress, StoreError},
 };
 
 /// Adds the fills of a topic up to positions in a database, each exactly once, whatever is killed.
@@ -66,9 +66,9 @@ pub enum PositionsError {
     /// Another owner has taken over: this one must stop.
     #[error(transparent)]
     Fenced(#[from] Fenced),
-    /// A partition was not claimed.
+    /// The positions database is of another log, or its partitions were not claimed.
     #[error(transparent)]
-    Claim(#[from] ClaimError),
+    Store(#[from] StoreError),
     /// The positions database, or the groups database of the log, cannot be used.
     #[error(transparent)]
     Database(#[from] DatabaseError),
@@ -145,29 +145,23 @@ impl Positions {
         topic: &Name,
     ) -> Result<Self, PositionsError> {
         let topic = log.topic(topic)?;
-        let mut store = AtomicStore::open(path, &SCHEMA, MODE)?;
+        let mut store = AtomicStore::open(path, &SCHEMA, MODE, log.id())?;
+        // All that can be refused is refused before a claim would fence the owner of now.
+        refuse_older_log(path, &topic, &store.progress()?)?;
         let groups = log.groups()?;
         let mut partitions = Vec::new();
         for partition in topic.partitions() {
             let generation = groups.claim_generation(group, topic.name(), partition)?;
-            let ownership = store.claim(log.id(), topic.name(), partition, generation)?;
-            let place = place(&topic, partition, ownership.next());
-            let end = match topic.end(partition) {
-                Ok(end) => end,
-                Err(source) => return Err(PositionsError::Read { place, source }),
-            };
-            if ownership.next() > end {
-                return Err(PositionsError::AheadOfLog {
-                    path: path.to_owned(),
-                    place,
-                    end,
-                });
-            }
+            let ownership = store.claim(topic.name(), partition, generation)?;
             // A crash may have come between the last transaction and its report.
             report(&groups, group, &topic, &ownership)?;
-            let reader = log
-                .reader(&topic, partition, ownership.next())
-                .map_err(|source| PositionsError::Read { place, source })?;
+            let next = ownership.next();
+            let reader =
+                log.reader(&topic, partition, next)
+                    .map_err(|source| PositionsError::Read {
+                        place: place(&topic, partition, next),
+                        source,
+                    })?;
             partitions.push(OwnedPartition { ownership, reader });
         }
         Ok(Self {
@@ -250,6 +244,29 @@ impl Positions {
         report(&self.groups, &self.group, &self.topic, ownership)?;
         Ok(batch.len())
     }
+}
+
+/// Positions are never ahead of the log that they were computed from.
+fn refuse_older_log(
+    path: &Path,
+    topic: &Topic,
+    progress: &[PartitionProgress],
+) -> Result<(), PositionsError> {
+    for progress in progress.iter().filter(|p| p.topic == topic.name().as_str()) {
+        let place = place(topic, progress.partition, progress.next);
+        match topic.end(progress.partition) {
+            Ok(end) if progress.next <= end => {}
+            Ok(end) => {
+                return Err(PositionsError::AheadOfLog {
+                    path: path.to_owned(),
+                    place,
+                    end,
+                });
+            }
+            Err(source) => return Err(PositionsError::Read { place, source }),
+        }
+    }
+    Ok(())
 }
 
 /// Reads up to `limit` records from `next` on. What cannot be read ends the batch before it, and is an error once nothing
@@ -373,5 +390,52 @@ impl fmt::Display for Place {
             f,
             "offset {offset} of partition {partition} of topic {topic}"
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use teeline_log::{Headers, LogId};
+
+    use super::*;
+    use crate::positions::Snapshot;
+
+    /// A log writes such a record when a crash may have taken records that were promised an offset.
+    #[test]
+    fn lost_records_stand_in_the_database_as_a_hole_of_offsets() {
+        let (first, last) = (Offset(4), Offset(9));
+        let record = Record {
+            offset: Offset(10),
+            append_time_ns: 0,
+            identity: None,
+            kind: 0,
+            schema_id: 0,
+            schema_version: 0,
+            control: Some(Control::Lost { first, last }),
+            headers: Headers::default(),
+            key: None,
+            value: &[],
+        };
+        let place = Place {
+            topic: "fills".parse().unwrap(),
+            partition: Partition(2),
+            offset: record.offset,
+        };
+        let change = Change::read(&record, &place).unwrap();
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("positions.db");
+        let mut store = AtomicStore::open(&path, &SCHEMA, MODE, LogId(1)).unwrap();
+        let mut owned = store.claim(&place.topic, place.partition, 1).unwrap();
+        store
+            .apply(&mut owned, Offset(11), |tx| change.apply(tx, &place))
+            .unwrap();
+        let hole = Hole {
+            topic: "fills".into(),
+            partition: Partition(2),
+            at: Offset(10),
+            missing: Missing::Records { first, last },
+        };
+        assert_eq!(Snapshot::read(&path).unwrap().holes, [hole]);
     }
 }

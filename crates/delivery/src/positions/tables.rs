@@ -8,7 +8,7 @@ use teeline_core::{Epoch, Offset, Partition, Sequence, SourceId};
 use teeline_log::sqlite::{DatabaseError, Schema};
 
 use super::AccountPosition;
-use crate::store::sqlite::{AtomicStore, PartitionProgress, progress};
+use crate::store::sqlite::{PartitionProgress, open_read_only, progress};
 
 /// Permissions of a new positions database: what accounts hold is not for everybody.
 pub(super) const MODE: u32 = 0o640;
@@ -97,7 +97,7 @@ impl Snapshot {
     ///
     /// See [`DatabaseError`].
     pub fn read(path: &Path) -> Result<Self, DatabaseError> {
-        AtomicStore::open_read_only(path, &SCHEMA)?.read(|connection| {
+        open_read_only(path, &SCHEMA)?.read("read", |connection| {
             Ok(Self {
                 positions: positions(connection)?,
                 progress: progress(connection)?,

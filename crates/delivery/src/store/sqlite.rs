@@ -23,10 +23,11 @@ CREATE TABLE progress (
     PRIMARY KEY (log, topic, partition)
 ) STRICT, WITHOUT ROWID";
 
-/// A consumer's database: its own tables, and how far it is in each partition that it reads.
+/// A consumer's database: its own tables, and how far it is in each partition that it reads of one log.
 #[derive(Debug)]
 pub struct AtomicStore {
     database: Database,
+    log: LogId,
 }
 
 /// One partition as its owner knows it. Another owner may have taken over; the store tells at the next batch.
@@ -78,9 +79,9 @@ pub struct Fenced {
     pub next_on_record: Offset,
 }
 
-/// Why a partition was not claimed.
+/// Why a store was not opened, or a partition not claimed.
 #[derive(Debug, thiserror::Error)]
-pub enum ClaimError {
+pub enum StoreError {
     /// A newer generation owns the partition.
     #[error(transparent)]
     Fenced(#[from] Fenced),
@@ -102,24 +103,27 @@ pub enum ClaimError {
 }
 
 impl AtomicStore {
-    /// Opens the database at `path`, or makes it with the tables of `schema` and the permissions `mode`.
+    /// Opens the database at `path` for state of `log`, or makes it with the tables of `schema` and the permissions
+    /// `mode`.
     ///
     /// # Errors
     ///
-    /// See [`DatabaseError`].
-    pub fn open(path: &Path, schema: &Schema<'_>, mode: u32) -> Result<Self, DatabaseError> {
+    /// [`StoreError::ForeignLog`] and [`StoreError::Database`].
+    pub fn open(
+        path: &Path,
+        schema: &Schema<'_>,
+        mode: u32,
+        log: LogId,
+    ) -> Result<Self, StoreError> {
         let database = with_progress(schema, |schema| Database::open(path, schema, mode))?;
-        Ok(Self { database })
-    }
-
-    /// Opens the database at `path` for reading only.
-    ///
-    /// # Errors
-    ///
-    /// See [`DatabaseError`].
-    pub fn open_read_only(path: &Path, schema: &Schema<'_>) -> Result<Self, DatabaseError> {
-        let database = with_progress(schema, |schema| Database::open_read_only(path, schema))?;
-        Ok(Self { database })
+        match database.read("open", |connection| foreign_log(connection, log))? {
+            Some(found) => Err(StoreError::ForeignLog {
+                path: path.to_owned(),
+                found,
+                expected: log,
+            }),
+            None => Ok(Self { database, log }),
+        }
     }
 
     /// Makes the caller the owner of a partition: first writes its `generation`, which fences all older ones, then reads
@@ -127,14 +131,14 @@ impl AtomicStore {
     ///
     /// # Errors
     ///
-    /// See [`ClaimError`].
+    /// See [`StoreError`].
     pub fn claim(
         &mut self,
-        log: LogId,
         topic: &Name,
         partition: Partition,
         generation: u64,
-    ) -> Result<Ownership, ClaimError> {
+    ) -> Result<Ownership, StoreError> {
+        let log = self.log;
         let path = self.database.path().to_owned();
         let mut ownership = Ownership {
             log,
@@ -144,8 +148,9 @@ impl AtomicStore {
             next: Offset(0),
         };
         self.database.write("claim a partition in", |tx| {
-            if let Some(found) = other_log(tx, log)? {
-                return Err(Abort::Refused(ClaimError::ForeignLog {
+            // Two logs may have been first in a new file at once.
+            if let Some(found) = foreign_log(tx, log)? {
+                return Err(Abort::Refused(StoreError::ForeignLog {
                     path,
                     found,
                     expected: log,
@@ -202,16 +207,13 @@ impl AtomicStore {
         self.database.write("apply a batch to", body)
     }
 
-    /// Runs `body` in one read transaction: all that it reads is of one moment.
+    /// How far the state is, by topic and partition.
     ///
     /// # Errors
     ///
     /// See [`DatabaseError`].
-    pub fn read<T>(
-        &self,
-        body: impl FnOnce(&Connection) -> rusqlite::Result<T>,
-    ) -> Result<T, DatabaseError> {
-        self.database.read("read", body)
+    pub fn progress(&self) -> Result<Vec<PartitionProgress>, DatabaseError> {
+        self.database.read("read", progress)
     }
 }
 
@@ -293,13 +295,24 @@ pub fn progress(connection: &Connection) -> rusqlite::Result<Vec<PartitionProgre
         .collect()
 }
 
-fn other_log(tx: &Transaction<'_>, log: LogId) -> rusqlite::Result<Option<String>> {
-    tx.query_row(
-        "SELECT log FROM progress WHERE log <> ?1 LIMIT 1",
-        [log.to_string()],
-        |row| row.get(0),
-    )
-    .optional()
+/// The log that the state is of, if it is another one than `log`.
+fn foreign_log(connection: &Connection, log: LogId) -> rusqlite::Result<Option<String>> {
+    connection
+        .query_row(
+            "SELECT log FROM progress WHERE log <> ?1 LIMIT 1",
+            [log.to_string()],
+            |row| row.get(0),
+        )
+        .optional()
+}
+
+/// Opens the database at `path` for reading only, whatever log it is of.
+///
+/// # Errors
+///
+/// See [`DatabaseError`].
+pub fn open_read_only(path: &Path, schema: &Schema<'_>) -> Result<Database, DatabaseError> {
+    with_progress(schema, |schema| Database::open_read_only(path, schema))
 }
 
 fn with_progress<T>(schema: &Schema<'_>, open: impl FnOnce(&Schema<'_>) -> T) -> T {
