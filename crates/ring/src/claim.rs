@@ -1,0 +1,105 @@
+//! Write access to one frame that nobody else can see yet.
+#![expect(unsafe_code, reason = "a claim lends mapped memory as a slice")]
+
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+};
+
+use teeline_core::{Sequence, time::Clock};
+
+use crate::{
+    frame::MessageType,
+    memory::Mapped,
+    writer::{Reservation, Writer},
+};
+
+/// Room for one message, in place: fill the slice, then commit. Its bytes are whatever was there before.
+///
+/// Dropped or forgotten without a commit it is aborted: nothing is published, and the next claim gets the same place.
+#[must_use = "a claim that is not committed is aborted"]
+pub struct Claim<'a> {
+    writer: &'a mut Writer<Mapped>,
+    clock: &'a dyn Clock,
+    reservation: Reservation,
+    kind: MessageType,
+    payload: *mut [u8],
+}
+
+// SAFETY: the pointer is into the mapping that the exclusively borrowed writer owns; nothing about it is bound to a
+// thread, and a clock is Sync.
+unsafe impl Send for Claim<'_> {}
+
+impl<'a> Claim<'a> {
+    #[inline]
+    pub(crate) fn new(
+        writer: &'a mut Writer<Mapped>,
+        clock: &'a dyn Clock,
+        reservation: Reservation,
+        kind: MessageType,
+    ) -> Self {
+        let at = writer.payload_index(&reservation);
+        let payload = writer.data().stretch_mut(at, reservation.len());
+        Self {
+            writer,
+            clock,
+            reservation,
+            kind,
+            payload,
+        }
+    }
+
+    /// Publishes the message, and returns the sequence that it got.
+    #[inline]
+    pub fn commit(self) -> Sequence {
+        let len = self.reservation.len();
+        self.commit_short(len)
+    }
+
+    /// Publishes the first `len` bytes as the message.
+    ///
+    /// # Panics
+    /// When the claim is shorter.
+    #[inline]
+    pub fn commit_short(self, len: usize) -> Sequence {
+        let now_ns = if self.writer.geometry().stamped() {
+            self.clock.monotonic_ns()
+        } else {
+            0
+        };
+        self.writer.commit(self.reservation, self.kind, len, now_ns)
+    }
+
+    /// Publishes nothing. As dropping it, in so many words.
+    #[inline]
+    pub fn abort(self) {}
+}
+
+impl Deref for Claim<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `stretch_mut` checked that it lies inside the writable mapping, which the borrowed writer owns; the
+        // bytes are initialised, as mapped files are. Nobody else looks at them: every reliable consumer has released
+        // them (checked by `Writer::reserve`), and no frame is published there before the claim is consumed.
+        unsafe { &*self.payload }
+    }
+}
+
+impl DerefMut for Claim<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; `self` is borrowed exclusively.
+        unsafe { &mut *self.payload }
+    }
+}
+
+impl fmt::Debug for Claim<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claim")
+            .field("len", &self.reservation.len())
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,611 @@
+//! The bytes of a ring: every offset once, with an assertion, and the checks of what stands there.
+//!
+//! The table for people is [`docs/formats/ring.md`](crate::_format). All integers are little-endian, which is also how
+//! the words are accessed; reserved bytes are zero and are checked to be.
+#![cfg_attr(
+    not(any(loom, feature = "test-switches")),
+    expect(unreachable_pub, reason = "reached by tests, through `testing`")
+)]
+
+use teeline_core::{
+    Epoch, Name, Sequence, SourceId, SourceName, crc32c,
+    limits::{NAME_BYTES_MAX, RELIABLE_CONSUMERS_MAX},
+};
+
+use crate::{
+    cursor::{Alignment, Geometry},
+    error::{Damage, Part},
+};
+
+#[cfg(target_endian = "big")]
+compile_error!("the words of a ring are little-endian and are accessed as they are");
+
+/// Version of everything in this file. A reader refuses any other.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Bytes of one page of a ring: each page has one writer.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Names of the files in a ring's directory.
+pub mod file {
+    use teeline_core::Name;
+
+    /// Descriptor, producer page, life page.
+    pub const RING: &str = "ring";
+    /// The frames.
+    pub const DATA: &str = "data";
+    /// The producer's lock.
+    pub const PRODUCER: &str = "producer";
+    /// Who sleeps.
+    pub const DOORBELL: &str = "doorbell";
+
+    /// A consumer's page and lock.
+    pub fn consumer(name: &Name) -> String {
+        format!("consumer.{name}")
+    }
+}
+
+/// File `ring`: three pages.
+pub const RING_BYTES: usize = 3 * PAGE_BYTES;
+/// Files `producer`, `doorbell`, `consumer.NAME`: one page.
+pub const ROLE_BYTES: usize = PAGE_BYTES;
+
+/// File `ring`, page 0: written at creation. The slots of consumers carry checksums of their own, so that one can be
+/// filled later without touching the others.
+pub mod descriptor {
+    pub const MAGIC: usize = 0;
+    pub const VERSION: usize = MAGIC + 8;
+    pub const SOURCE_ID: usize = VERSION + 8; // behind 4 reserved bytes
+    pub const EPOCH: usize = SOURCE_ID + 8;
+    pub const FIRST_SEQUENCE: usize = EPOCH + 8;
+    pub const CAPACITY: usize = FIRST_SEQUENCE + 8;
+    pub const ALIGNMENT: usize = CAPACITY + 8;
+    pub const FLAGS: usize = ALIGNMENT + 8;
+    pub const CREATED_WALL_NS: usize = FLAGS + 8;
+    pub const SOURCE_NAME: usize = 128; // behind 56 reserved bytes
+    pub const CHECKSUM: usize = 508; // behind 316 reserved bytes
+    pub const CONSUMERS: usize = 1024; // behind 512 reserved bytes
+
+    pub const MAGIC_VALUE: u64 = u64::from_le_bytes(*b"TEELRING");
+    /// Frames carry a timestamp.
+    pub const FLAG_STAMPED: u64 = 1;
+
+    const _: () = assert!(MAGIC == 0 && VERSION == 8 && SOURCE_ID == 16 && EPOCH == 24);
+    const _: () = assert!(FIRST_SEQUENCE == 32 && CAPACITY == 40 && ALIGNMENT == 48);
+    const _: () =
+        assert!(FLAGS == 56 && CREATED_WALL_NS == 64 && CREATED_WALL_NS + 8 <= SOURCE_NAME);
+    const _: () = assert!(SOURCE_NAME + super::NAME_FIELD_BYTES <= CHECKSUM && CHECKSUM + 4 == 512);
+    const _: () = assert!(CONSUMERS == 1024);
+}
+
+/// One slot of the consumers' table in the descriptor page.
+pub mod consumer_slot {
+    pub const NAME: usize = 0;
+    pub const STATE: usize = NAME + super::NAME_FIELD_BYTES;
+    pub const CHECKSUM: usize = STATE + 4;
+    pub const BYTES: usize = 128; // behind 56 reserved bytes
+
+    /// Nobody's: all bytes of the slot are zero.
+    pub const STATE_SPARE: u32 = 0;
+    /// A reliable consumer's: the producer counts it.
+    pub const STATE_COUNTED: u32 = 1;
+
+    const _: () = assert!(NAME == 0 && STATE == 64 && CHECKSUM == 68 && BYTES == 128);
+    const _: () = assert!(
+        super::descriptor::CONSUMERS + super::RELIABLE_CONSUMERS_MAX * BYTES <= super::PAGE_BYTES
+    );
+}
+
+/// File `ring`, page 1: written by the producer. Offsets from the start of the file.
+pub mod producer_page {
+    pub const PAGE: usize = super::PAGE_BYTES;
+    pub const ANNOUNCED: usize = PAGE;
+    pub const STATE: usize = PAGE + 128; // a cache line pair away from what observers look at
+    pub const WAIT_MODE: usize = STATE + 8;
+    pub const MARKS: usize = PAGE + 1024;
+    pub const MARK_BYTES: usize = 16;
+    pub const MARKS_COUNT: usize = 64;
+
+    /// Nobody is attached; the last producer detached.
+    pub const STATE_DETACHED: u64 = 0;
+    /// A producer is attached, or died so.
+    pub const STATE_ATTACHED: u64 = 1;
+    /// The producer did not register for `membarrier`: who waits, naps.
+    pub const WAIT_MODE_NAP: u64 = 0;
+    /// The producer registered for `membarrier`. Reserved for blocking waits.
+    pub const WAIT_MODE_MEMBARRIER: u64 = 1;
+
+    const _: () = assert!(ANNOUNCED == 4096 && STATE == 4224 && WAIT_MODE == 4232);
+    const _: () = assert!(MARKS == 5120 && MARKS + MARKS_COUNT * MARK_BYTES == 6144);
+}
+
+/// File `ring`, page 2: written by whoever removes the ring. Offsets from the start of the file.
+pub mod life_page {
+    pub const PAGE: usize = 2 * super::PAGE_BYTES;
+    pub const RETIRED: usize = PAGE;
+    /// How often a consumer slot was added or evicted. Reserved: 0.
+    pub const SLOTS_CHANGED: usize = RETIRED + 8;
+
+    pub const RETIRED_NO: u64 = 0;
+    pub const RETIRED_YES: u64 = 1;
+
+    const _: () = assert!(RETIRED == 8192 && SLOTS_CHANGED == 8200);
+}
+
+/// What every role's file begins with, behind the owner's note that its lock keeps for people.
+pub mod role {
+    pub const OWNER_NOTE: usize = 0;
+    pub const MAGIC: usize = 128;
+    pub const VERSION: usize = MAGIC + 8;
+    pub const SLOT: usize = VERSION + 4;
+    pub const SOURCE_ID: usize = SLOT + 4;
+    pub const EPOCH: usize = SOURCE_ID + 8;
+    pub const NAME: usize = EPOCH + 8;
+    pub const CHECKSUM: usize = NAME + super::NAME_FIELD_BYTES;
+    /// First byte of what the role itself keeps.
+    pub const BODY: usize = 256; // behind 28 reserved bytes
+
+    const _: () = assert!(MAGIC == 128 && VERSION == 136 && SLOT == 140 && SOURCE_ID == 144);
+    const _: () = assert!(EPOCH == 152 && NAME == 160 && CHECKSUM == 224 && BODY == 256);
+    #[cfg(not(loom))]
+    const _: () = assert!(teeline_os::lock::OWNER_NOTE_BYTES == MAGIC - OWNER_NOTE);
+}
+
+/// Body of a file `consumer.NAME`: one cache line, written by the consumer.
+pub mod consumer_page {
+    pub const SELECTOR: usize = super::role::BODY;
+    pub const ENTRIES: [usize; 2] = [SELECTOR + 16, SELECTOR + 32]; // behind 8 reserved bytes
+    /// Within an entry.
+    pub const POSITION: usize = 0;
+    /// Within an entry.
+    pub const SEQUENCE: usize = 8;
+    /// Reserved for eviction: 0, the producer counts the consumer.
+    pub const EVICTED: usize = super::role::BODY + 128;
+
+    const _: () = assert!(SELECTOR == 256 && ENTRIES[0] == 272 && ENTRIES[1] == 288);
+    const _: () = assert!(ENTRIES[1] + 16 <= SELECTOR + 64, "one cache line");
+    const _: () = assert!(EVICTED == 384);
+}
+
+/// Body of the file `doorbell`.
+pub mod doorbell {
+    /// How many sleepers have rung. Reserved for blocking waits: nobody rings yet.
+    pub const COUNTER: usize = super::role::BODY;
+
+    const _: () = assert!(COUNTER == 256);
+}
+
+/// A frame, from its first byte.
+pub mod frame {
+    /// Payload bytes + 1 (bits 0 to 31), message type (32 to 47), kind (48 to 51), zero (52 to 63). 0: unpublished.
+    pub const WORD0: usize = 0;
+    pub const SEQUENCE: usize = WORD0 + 8;
+    /// On stamped rings; elsewhere, and in padding, the payload begins here.
+    pub const TIMESTAMP: usize = SEQUENCE + 8;
+
+    const _: () = assert!(SEQUENCE == 8 && TIMESTAMP == 16);
+    const _: () = assert!(TIMESTAMP as u64 == crate::cursor::HEADER_BYTES);
+}
+
+/// Bytes of a name, padded with NUL; at least one NUL stands at the end.
+pub const NAME_FIELD_BYTES: usize = NAME_BYTES_MAX + 1;
+const _: () = assert!(NAME_FIELD_BYTES == 64);
+
+/// What was fixed when a ring was created.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Descriptor {
+    pub source: SourceName,
+    pub epoch: Epoch,
+    pub first_sequence: Sequence,
+    pub geometry: Geometry,
+    pub created_wall_ns: u64,
+    /// By slot; spare slots come last.
+    pub consumers: Vec<Name>,
+}
+
+/// Why the first page of a file `ring` is not read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DescriptorError {
+    /// It is no ring.
+    NotARing,
+    /// It is a ring of another format.
+    Version { found: u32 },
+    /// A field is impossible.
+    Damaged(Box<Damage>),
+}
+
+impl From<Box<Damage>> for DescriptorError {
+    fn from(damage: Box<Damage>) -> Self {
+        Self::Damaged(damage)
+    }
+}
+
+impl Descriptor {
+    /// The descriptor page.
+    pub fn encode(&self) -> Box<[u8; PAGE_BYTES]> {
+        use descriptor as at;
+        let mut page = Box::new([0; PAGE_BYTES]);
+        let flags = if self.geometry.stamped() {
+            at::FLAG_STAMPED
+        } else {
+            0
+        };
+        put_u64(&mut *page, at::MAGIC, at::MAGIC_VALUE);
+        put_u32(&mut *page, at::VERSION, FORMAT_VERSION);
+        put_u64(&mut *page, at::SOURCE_ID, self.source.id().0);
+        put_u64(&mut *page, at::EPOCH, self.epoch.0);
+        put_u64(&mut *page, at::FIRST_SEQUENCE, self.first_sequence.0);
+        put_u64(&mut *page, at::CAPACITY, self.geometry.capacity());
+        put_u64(&mut *page, at::ALIGNMENT, self.geometry.alignment().bytes());
+        put_u64(&mut *page, at::FLAGS, flags);
+        put_u64(&mut *page, at::CREATED_WALL_NS, self.created_wall_ns);
+        put_name(&mut *page, at::SOURCE_NAME, &self.source);
+        put_checksum(&mut *page, 0, at::CHECKSUM);
+        for (slot, name) in self.consumers.iter().enumerate() {
+            let from = consumer_slot_at(slot);
+            put_name(&mut *page, from + consumer_slot::NAME, name);
+            put_u32(
+                &mut *page,
+                from + consumer_slot::STATE,
+                consumer_slot::STATE_COUNTED,
+            );
+            put_checksum(&mut *page, from, from + consumer_slot::CHECKSUM);
+        }
+        page
+    }
+
+    /// Reads and checks the descriptor page.
+    pub fn decode(page: &[u8; PAGE_BYTES]) -> Result<Self, DescriptorError> {
+        use descriptor as at;
+        if get_u64(page, at::MAGIC) != at::MAGIC_VALUE {
+            return Err(DescriptorError::NotARing);
+        }
+        let version = get_u32(page, at::VERSION);
+        if version != FORMAT_VERSION {
+            return Err(DescriptorError::Version { found: version });
+        }
+        let damaged = |what: String| Damage::new(Part::Descriptor, what);
+
+        let capacity = get_u64(page, at::CAPACITY);
+        let alignment = get_u64(page, at::ALIGNMENT);
+        let alignment = Alignment::from_bytes(alignment)
+            .ok_or_else(|| damaged(format!("`alignment` is {alignment}, not 16, 32, 64 or 128")))?;
+        let flags = get_u64(page, at::FLAGS);
+        if flags & !at::FLAG_STAMPED != 0 {
+            return Err(damaged(format!(
+                "`flags` is {flags:#x}, of which only bit 0 is known"
+            ))
+            .into());
+        }
+        let geometry = Geometry::new(capacity, alignment, flags & at::FLAG_STAMPED != 0)
+            .map_err(|error| damaged(format!("`capacity`: {error}")))?;
+
+        let name = get_name(page, at::SOURCE_NAME)
+            .and_then(|name| name.as_str().parse::<SourceName>().ok())
+            .ok_or_else(|| damaged("`source name` is no name".to_owned()))?;
+        let source_id = SourceId(get_u64(page, at::SOURCE_ID));
+        if name.id() != source_id {
+            return Err(damaged(format!(
+                "`source id` is {source_id}, but that of source name {name} is {}",
+                name.id()
+            ))
+            .into());
+        }
+        let first_sequence = get_u64(page, at::FIRST_SEQUENCE);
+        if first_sequence == 0 {
+            return Err(damaged("`first sequence` is 0, which is no message's".to_owned()).into());
+        }
+        check_zero(page, Part::Descriptor, 0, at::VERSION + 4..at::SOURCE_ID)?;
+        check_zero(
+            page,
+            Part::Descriptor,
+            0,
+            at::CREATED_WALL_NS + 8..at::SOURCE_NAME,
+        )?;
+        check_zero(
+            page,
+            Part::Descriptor,
+            0,
+            at::SOURCE_NAME + NAME_FIELD_BYTES..at::CHECKSUM,
+        )?;
+        check_checksum(page, &Part::Descriptor, 0, at::CHECKSUM)?;
+        check_zero(page, Part::Descriptor, 0, at::CHECKSUM + 4..at::CONSUMERS)?;
+        let consumers = decode_consumers(page)?;
+        Ok(Self {
+            source: name,
+            epoch: Epoch(get_u64(page, at::EPOCH)),
+            first_sequence: Sequence(first_sequence),
+            geometry,
+            created_wall_ns: get_u64(page, at::CREATED_WALL_NS),
+            consumers,
+        })
+    }
+}
+
+fn consumer_slot_at(slot: usize) -> usize {
+    descriptor::CONSUMERS + slot * consumer_slot::BYTES
+}
+
+fn decode_consumers(page: &[u8; PAGE_BYTES]) -> Result<Vec<Name>, Box<Damage>> {
+    let mut consumers: Vec<Name> = Vec::new();
+    for slot in 0..RELIABLE_CONSUMERS_MAX {
+        let from = consumer_slot_at(slot);
+        let damaged = |what: &str| {
+            Damage::new(
+                Part::Descriptor,
+                format!("consumer slot {slot} (bytes from {from} on): {what}"),
+            )
+        };
+        let slot_bytes = &page[from..from + consumer_slot::BYTES];
+        match get_u32(page, from + consumer_slot::STATE) {
+            consumer_slot::STATE_SPARE => {
+                if slot_bytes.iter().any(|byte| *byte != 0) {
+                    return Err(damaged("it is spare, but not zero"));
+                }
+            }
+            consumer_slot::STATE_COUNTED => {
+                check_checksum(
+                    page,
+                    &Part::Descriptor,
+                    from,
+                    from + consumer_slot::CHECKSUM,
+                )?;
+                check_zero(
+                    page,
+                    Part::Descriptor,
+                    0,
+                    from + consumer_slot::CHECKSUM + 4..from + consumer_slot::BYTES,
+                )?;
+                let name = get_name(page, from + consumer_slot::NAME)
+                    .ok_or_else(|| damaged("`name` is no name"))?;
+                if consumers.len() < slot {
+                    return Err(damaged("it is in use behind a spare one"));
+                }
+                if consumers.contains(&name) {
+                    return Err(damaged("its name is in use twice"));
+                }
+                consumers.push(name);
+            }
+            other => return Err(damaged(&format!("`state` is {other}, not 0 or 1"))),
+        }
+    }
+    if consumers.is_empty() {
+        return Err(Damage::new(Part::Descriptor, "no consumer slot is in use"));
+    }
+    let end = consumer_slot_at(RELIABLE_CONSUMERS_MAX);
+    check_zero(page, Part::Descriptor, 0, end..PAGE_BYTES)?;
+    Ok(consumers)
+}
+
+/// What kind of role a file belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RoleKind {
+    Producer,
+    Consumer { slot: u32 },
+    Doorbell,
+}
+
+impl RoleKind {
+    const fn magic(self) -> u64 {
+        u64::from_le_bytes(match self {
+            Self::Producer => *b"TEELPROD",
+            Self::Consumer { .. } => *b"TEELCONS",
+            Self::Doorbell => *b"TEELBELL",
+        })
+    }
+
+    const fn slot(self) -> u32 {
+        match self {
+            Self::Consumer { slot } => slot,
+            Self::Producer | Self::Doorbell => 0,
+        }
+    }
+
+    /// Bytes of the body that are in use; the rest of the page is zero. Each is checked where it is read.
+    fn body_fields(self) -> &'static [std::ops::Range<usize>] {
+        const CONSUMER: [std::ops::Range<usize>; 3] = [
+            consumer_page::SELECTOR..consumer_page::SELECTOR + 8,
+            consumer_page::ENTRIES[0]..consumer_page::ENTRIES[1] + 16,
+            consumer_page::EVICTED..consumer_page::EVICTED + 8,
+        ];
+        const DOORBELL: [std::ops::Range<usize>; 1] = [doorbell::COUNTER..doorbell::COUNTER + 8];
+        match self {
+            Self::Producer => &[],
+            Self::Consumer { .. } => &CONSUMER,
+            Self::Doorbell => &DOORBELL,
+        }
+    }
+}
+
+/// The page of a role's file as it is created: the note empty, a consumer before the first frame.
+pub fn encode_role(descriptor: &Descriptor, kind: RoleKind) -> Box<[u8; PAGE_BYTES]> {
+    let mut page = Box::new([0; PAGE_BYTES]);
+    put_u64(&mut *page, role::MAGIC, kind.magic());
+    put_u32(&mut *page, role::VERSION, FORMAT_VERSION);
+    put_u32(&mut *page, role::SLOT, kind.slot());
+    put_u64(&mut *page, role::SOURCE_ID, descriptor.source.id().0);
+    put_u64(&mut *page, role::EPOCH, descriptor.epoch.0);
+    if let RoleKind::Consumer { slot } = kind {
+        put_name(&mut *page, role::NAME, &descriptor.consumers[slot as usize]);
+        put_u64(
+            &mut *page,
+            consumer_page::ENTRIES[0] + consumer_page::SEQUENCE,
+            descriptor.first_sequence.0 - 1,
+        );
+    }
+    put_checksum(&mut *page, role::MAGIC, role::CHECKSUM);
+    page
+}
+
+/// Checks that a page is that of the role, of this very ring.
+pub fn check_role(
+    page: &[u8; PAGE_BYTES],
+    descriptor: &Descriptor,
+    kind: RoleKind,
+    part: &Part,
+) -> Result<(), Box<Damage>> {
+    let expect = |field: &str, found: u64, expected: u64| {
+        if found == expected {
+            return Ok(());
+        }
+        let what = format!(
+            "`{field}` is {found:#x}, {expected:#x} expected: the file is of another ring or role"
+        );
+        Err(Damage::new(part.clone(), what))
+    };
+    expect("magic", get_u64(page, role::MAGIC), kind.magic())?;
+    expect(
+        "version",
+        get_u32(page, role::VERSION).into(),
+        FORMAT_VERSION.into(),
+    )?;
+    expect("slot", get_u32(page, role::SLOT).into(), kind.slot().into())?;
+    expect(
+        "source id",
+        get_u64(page, role::SOURCE_ID),
+        descriptor.source.id().0,
+    )?;
+    expect("epoch", get_u64(page, role::EPOCH), descriptor.epoch.0)?;
+    let name = match kind {
+        RoleKind::Consumer { slot } => descriptor.consumers[slot as usize].as_str(),
+        RoleKind::Producer | RoleKind::Doorbell => "",
+    };
+    if page[role::NAME..role::NAME + NAME_FIELD_BYTES] != name_field(name) {
+        return Err(Damage::new(part.clone(), format!("`name` is not {name:?}")));
+    }
+    check_checksum(page, part, role::MAGIC, role::CHECKSUM)?;
+    let mut reserved_from = role::CHECKSUM + 4;
+    for field in kind.body_fields() {
+        check_zero(page, part.clone(), 0, reserved_from..field.start)?;
+        reserved_from = field.end;
+    }
+    check_zero(page, part.clone(), 0, reserved_from..PAGE_BYTES)?;
+    if let RoleKind::Consumer { .. } = kind {
+        expect("evicted", get_u64(page, consumer_page::EVICTED), 0)?;
+    }
+    Ok(())
+}
+
+/// Checks what is fixed or reserved in the pages behind the descriptor. `pages` is the whole file `ring`.
+pub fn check_pages(pages: &[u8]) -> Result<(), Box<Damage>> {
+    use producer_page as at;
+    let word = |part: Part, name: &str, offset: usize, known: std::ops::RangeInclusive<u64>| {
+        let found = get_u64(pages, offset);
+        if known.contains(&found) {
+            return Ok(());
+        }
+        let what = format!(
+            "`{name}` is {found:#x}, at most {:#x} expected",
+            known.end()
+        );
+        Err(Damage::new(part, what))
+    };
+    let page = Part::ProducerPage;
+    word(
+        page.clone(),
+        "state",
+        at::STATE,
+        at::STATE_DETACHED..=at::STATE_ATTACHED,
+    )?;
+    word(
+        page.clone(),
+        "wait mode",
+        at::WAIT_MODE,
+        at::WAIT_MODE_NAP..=at::WAIT_MODE_MEMBARRIER,
+    )?;
+    check_zero(pages, page.clone(), at::PAGE, at::ANNOUNCED + 8..at::STATE)?;
+    check_zero(pages, page.clone(), at::PAGE, at::WAIT_MODE + 8..at::MARKS)?;
+    let marks_end = at::MARKS + at::MARKS_COUNT * at::MARK_BYTES;
+    check_zero(pages, page, at::PAGE, marks_end..life_page::PAGE)?;
+    let life = Part::LifePage;
+    word(
+        life.clone(),
+        "retired",
+        life_page::RETIRED,
+        life_page::RETIRED_NO..=life_page::RETIRED_YES,
+    )?;
+    word(
+        life.clone(),
+        "slots changed",
+        life_page::SLOTS_CHANGED,
+        0..=0,
+    )?;
+    check_zero(
+        pages,
+        life,
+        life_page::PAGE,
+        life_page::SLOTS_CHANGED + 8..RING_BYTES,
+    )
+}
+
+fn check_zero(
+    bytes: &[u8],
+    part: Part,
+    page: usize,
+    range: std::ops::Range<usize>,
+) -> Result<(), Box<Damage>> {
+    let from = range.start;
+    match bytes[range].iter().position(|byte| *byte != 0) {
+        None => Ok(()),
+        Some(at) => {
+            let what = format!("the reserved byte {} is not zero", from + at - page);
+            Err(Damage::new(part, what))
+        }
+    }
+}
+
+fn check_checksum(bytes: &[u8], part: &Part, from: usize, at: usize) -> Result<(), Box<Damage>> {
+    let (found, expected) = (get_u32(bytes, at), crc32c(&bytes[from..at]));
+    if found == expected {
+        return Ok(());
+    }
+    let what = format!(
+        "`checksum` of bytes {from} to {at} is {found:#010x}, {expected:#010x} expected: one of them was changed"
+    );
+    Err(Damage::new(part.clone(), what))
+}
+
+fn put_checksum(bytes: &mut [u8], from: usize, at: usize) {
+    let checksum = crc32c(&bytes[from..at]);
+    put_u32(bytes, at, checksum);
+}
+
+fn put_u64(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+fn put_u32(bytes: &mut [u8], at: usize, value: u32) {
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+}
+
+fn put_name(bytes: &mut [u8], at: usize, name: &Name) {
+    bytes[at..at + NAME_FIELD_BYTES].copy_from_slice(&name_field(name.as_str()));
+}
+
+fn name_field(name: &str) -> [u8; NAME_FIELD_BYTES] {
+    let mut field = [0; NAME_FIELD_BYTES];
+    field[..name.len()].copy_from_slice(name.as_bytes());
+    field
+}
+
+fn get_u64(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+fn get_u32(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn get_name(bytes: &[u8], at: usize) -> Option<Name> {
+    let field = &bytes[at..at + NAME_FIELD_BYTES];
+    let len = field.iter().position(|byte| *byte == 0)?;
+    let (name, padding) = field.split_at(len);
+    if padding.iter().any(|byte| *byte != 0) {
+        return None;
+    }
+    std::str::from_utf8(name).ok()?.parse().ok()
+}

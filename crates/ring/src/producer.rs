@@ -1,0 +1,296 @@
+//! The producer of a ring in shared memory.
+
+use std::{fmt, path::Path, sync::Arc, time::Duration};
+
+use teeline_core::{Epoch, Identity, Position, Sequence, SourceId, SourceName, time::Clock};
+use teeline_os::{SystemClock, lock::OfdLock};
+
+use crate::{
+    claim::Claim,
+    error::{AttachError, PublishError, ResumeError},
+    frame::{Frame, Message, MessageType, lend},
+    layout::Descriptor,
+    memory::Mapped,
+    ownership::{Marks, Takeover, walk},
+    region,
+    writer::Writer,
+};
+
+/// How to attach.
+#[derive(Debug, Clone)]
+pub struct AttachOptions {
+    /// How long to try while somebody else holds the role: a process that was just killed can hold its lock for a moment
+    /// longer. Default: one second.
+    pub takeover_wait: Duration,
+}
+
+impl Default for AttachOptions {
+    fn default() -> Self {
+        Self {
+            takeover_wait: Duration::from_secs(1),
+        }
+    }
+}
+
+/// The one producer of a ring: claims frames in place and commits them. Neither blocks, allocates or makes a system call.
+///
+/// Holds the producer's lock for life; when it is dropped, or its process dies in whatever way, the next one to attach
+/// goes on with the next sequence.
+pub struct Producer {
+    writer: Writer<Mapped>,
+    descriptor: Descriptor,
+    clock: Arc<dyn Clock>,
+    takeover: Option<Takeover>,
+    /// False while a ring is new and nobody has said what came before it.
+    resumed: bool,
+    lock: OfdLock,
+}
+
+impl Producer {
+    /// Attaches to the ring in directory `dir` as its producer, and takes over from one that died.
+    ///
+    /// # Errors
+    /// When there is no such ring, somebody alive is its producer, or it is damaged.
+    pub fn attach(dir: impl AsRef<Path>, options: &AttachOptions) -> Result<Self, AttachError> {
+        Self::attach_with_clock(dir, options, Arc::new(SystemClock))
+    }
+
+    /// As [`attach`](Self::attach), with another clock for the timestamps of a stamped ring.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn attach_with_clock(
+        dir: impl AsRef<Path>,
+        options: &AttachOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, AttachError> {
+        region::with_current(dir.as_ref(), |region| {
+            let (writer, takeover, lock) = region.take_over_producer(options.takeover_wait)?;
+            Ok(Self {
+                resumed: writer.position() > Position(0),
+                writer,
+                descriptor: region.descriptor().clone(),
+                clock: Arc::clone(&clock),
+                takeover,
+                lock,
+            })
+        })
+    }
+
+    /// The name of the ring's source.
+    #[must_use]
+    pub fn source(&self) -> &SourceName {
+        &self.descriptor.source
+    }
+
+    /// The id of the ring's source.
+    #[must_use]
+    pub fn source_id(&self) -> SourceId {
+        self.descriptor.source.id()
+    }
+
+    /// Which life of the source this ring is.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.descriptor.epoch
+    }
+
+    /// The sequence of the last message, or the last one of the last gap; [`Sequence::NONE`] in a new ring.
+    #[must_use]
+    pub fn last_sequence(&self) -> Sequence {
+        Sequence(self.writer.next_sequence().0 - 1)
+    }
+
+    /// What was found when this producer took over from one that did not detach.
+    #[must_use]
+    pub fn takeover(&self) -> Option<&Takeover> {
+        self.takeover.as_ref()
+    }
+
+    /// Behind the last published frame.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        self.writer.position()
+    }
+
+    /// The longest payload, in bytes, that fits this ring.
+    #[must_use]
+    pub fn max_payload(&self) -> usize {
+        usize::try_from(self.writer.geometry().payload_max()).unwrap_or(usize::MAX)
+    }
+
+    /// Hands the last messages still in the ring, at most `limit`, to `f`, the newest last. How many there are depends on
+    /// what has been written over: all of the last half lap, mostly more. Not for the hot path.
+    ///
+    /// # Errors
+    /// When the ring was damaged meanwhile.
+    pub fn last_frames(
+        &self,
+        limit: usize,
+        mut f: impl FnMut(Message<'_>),
+    ) -> Result<(), PublishError> {
+        let (geometry, data) = (self.writer.geometry(), self.writer.data());
+        let first = self.descriptor.first_sequence.0;
+        let marks = Marks::read(geometry, self.writer.control(), data, first)?;
+        let mut last = std::collections::VecDeque::with_capacity(limit.min(1024));
+        walk(
+            geometry,
+            data,
+            marks.oldest()?,
+            marks.announced,
+            |located| {
+                if located.is_message() && limit > 0 {
+                    if last.len() == limit {
+                        last.pop_front();
+                    }
+                    last.push_back(*located);
+                }
+            },
+        )?;
+        for located in &last {
+            lend(geometry, data, located, |frame| {
+                if let Frame::Message(message) = frame {
+                    f(message);
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Says that this source publishes for the first time, or that what it published before does not matter: needed, or
+    /// [`resume`](Self::resume), before the first publish of a new ring. Otherwise a gateway that publishes its day again
+    /// after a reboot doubles everything under new numbers.
+    pub fn from_scratch(&mut self) {
+        self.resumed = true;
+    }
+
+    /// Says that the caller goes on behind the last durable record of this source, as a log returns it: `None` if the log
+    /// has none. Checks that this ring may come after it.
+    ///
+    /// # Errors
+    /// When the record is another source's, or later than what this ring can have published.
+    pub fn resume(&mut self, last: Option<Identity>) -> Result<(), ResumeError> {
+        if let Some(found) = last {
+            let ring = self.epoch();
+            if found.source != self.source_id() {
+                return Err(ResumeError::OtherSource {
+                    found,
+                    expected: self.source_id(),
+                });
+            }
+            if found.epoch > ring {
+                return Err(ResumeError::OlderThanLog {
+                    found: found.epoch,
+                    ring,
+                });
+            }
+            if found.epoch == ring && found.sequence > self.last_sequence() {
+                return Err(ResumeError::AheadOfRing {
+                    found: found.sequence,
+                    ring: self.last_sequence(),
+                });
+            }
+        }
+        self.resumed = true;
+        Ok(())
+    }
+
+    /// Claims room for a payload of `len` bytes, to be filled in place. Nobody sees it before it is committed; dropping
+    /// the claim aborts it.
+    ///
+    /// # Errors
+    /// [`PublishError::Full`] when a consumer holds the producer back, and others that trying again does not help.
+    #[inline]
+    pub fn try_claim(&mut self, len: usize, kind: MessageType) -> Result<Claim<'_>, PublishError> {
+        self.check_resumed()?;
+        teeline_os::hold::point("ring.claim.before");
+        let reservation = self.writer.reserve(len)?;
+        teeline_os::hold::point("ring.claim");
+        Ok(Claim::new(
+            &mut self.writer,
+            &*self.clock,
+            reservation,
+            kind,
+        ))
+    }
+
+    /// Publishes a copy of `payload`.
+    ///
+    /// # Errors
+    /// As [`try_claim`](Self::try_claim).
+    #[inline]
+    pub fn publish(&mut self, kind: MessageType, payload: &[u8]) -> Result<Sequence, PublishError> {
+        let mut claim = self.try_claim(payload.len(), kind)?;
+        claim.copy_from_slice(payload);
+        Ok(claim.commit())
+    }
+
+    /// Publishes that the messages from `first`, which must be the next sequence, through `last` are missing and will
+    /// not come. The message after it gets the sequence after `last`.
+    ///
+    /// # Errors
+    /// As [`try_claim`](Self::try_claim), and [`PublishError::WrongGap`].
+    pub fn publish_gap(&mut self, first: Sequence, last: Sequence) -> Result<(), PublishError> {
+        self.check_resumed()?;
+        let now_ns = self.stamp();
+        self.writer.publish_gap(first, last, now_ns)
+    }
+
+    /// Publishes that what follows belongs to another life of a relayed source: its session in the feed, its epoch, and
+    /// the sequence of its next message, at least 1.
+    ///
+    /// # Errors
+    /// As [`try_claim`](Self::try_claim).
+    pub fn publish_epoch(
+        &mut self,
+        session: [u8; 10],
+        epoch: Epoch,
+        next: Sequence,
+    ) -> Result<(), PublishError> {
+        self.check_resumed()?;
+        let now_ns = self.stamp();
+        self.writer.publish_epoch(session, epoch, next, now_ns)
+    }
+
+    /// Whether the ring was removed or is being replaced.
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        region::is_retired(self.writer.control())
+    }
+
+    #[inline]
+    fn check_resumed(&self) -> Result<(), PublishError> {
+        if self.resumed {
+            Ok(())
+        } else {
+            Err(PublishError::NotResumed)
+        }
+    }
+
+    fn stamp(&self) -> u64 {
+        if self.writer.geometry().stamped() {
+            self.clock.monotonic_ns()
+        } else {
+            0
+        }
+    }
+}
+
+impl Drop for Producer {
+    /// Detaches: the next producer finds everything in order, and the lock free.
+    fn drop(&mut self) {
+        self.writer.detach();
+    }
+}
+
+impl fmt::Debug for Producer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Producer")
+            .field("source", &self.descriptor.source)
+            .field("epoch", &self.descriptor.epoch)
+            .field("position", &self.writer.position())
+            .field("next_sequence", &self.writer.next_sequence())
+            .field("lock", &self.lock)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,268 @@
+//! The consumer's half of the protocol, over any memory.
+#![cfg_attr(
+    not(any(loom, feature = "test-switches")),
+    expect(unreachable_pub, reason = "reached by tests, through `testing`")
+)]
+
+use teeline_core::{Position, Sequence};
+use teeline_sync::atomic::Ordering;
+
+use crate::{
+    cursor::{Geometry, POSITION_MAX},
+    error::{Damage, Part},
+    frame::{self, Frame, Kind, Located},
+    hold,
+    layout::{consumer_page as at, producer_page},
+    memory::Memory,
+};
+
+/// The consumer's half: reads frames in order and releases them.
+#[derive(Debug)]
+pub struct Reader<M> {
+    geometry: Geometry,
+    data: M,
+    /// Where the next frame is read.
+    read: Cursor,
+    /// What is released: nothing behind it is the producer's to write over.
+    released: Cursor,
+    page: M,
+    /// As the page says: counts the stores of a position, and its lowest bit says which entry holds.
+    selector: u64,
+    /// The position in that entry.
+    stored: u64,
+}
+
+/// What a consumer's page says that it has released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stored {
+    pub selector: u64,
+    pub position: u64,
+    pub sequence: u64,
+}
+
+/// Reads a consumer's page, while nobody writes it.
+pub fn stored<M: Memory>(page: &M) -> Stored {
+    let selector = page.load(at::SELECTOR, Ordering::Acquire);
+    let entry = at::ENTRIES[(selector & 1) as usize];
+    Stored {
+        selector,
+        position: page.load(entry + at::POSITION, Ordering::Acquire),
+        sequence: page.load(entry + at::SEQUENCE, Ordering::Relaxed),
+    }
+}
+
+/// A place between two frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cursor {
+    position: u64,
+    /// The sequence that the frame there carries.
+    next: u64,
+}
+
+impl Cursor {
+    const fn behind(located: &Located) -> Self {
+        Self {
+            position: located.end,
+            next: located.next,
+        }
+    }
+}
+
+impl<M: Memory> Reader<M> {
+    /// Takes a consumer's side over, whoever had it before and however that ended: goes on from the last position that
+    /// was released.
+    ///
+    /// The caller owns the side: nobody else writes the consumer's page.
+    pub fn take_over(
+        geometry: Geometry,
+        control: &M,
+        data: M,
+        page: M,
+    ) -> Result<Self, Box<Damage>> {
+        let Stored {
+            selector,
+            position,
+            sequence,
+        } = stored(&page);
+        // Read after the position: it cannot be more than a capacity ahead of what is not released.
+        let announced = control.load(producer_page::ANNOUNCED, Ordering::Acquire);
+        let within = announced <= POSITION_MAX
+            && position <= announced
+            && announced - position <= geometry.capacity();
+        if !within || !geometry.is_aligned(position) {
+            let what = format!(
+                "positions inconsistent: it has released through {position}, not a frame's position within a capacity of \
+                 {} before what the producer has announced, {announced}",
+                geometry.capacity()
+            );
+            return Err(Damage::new(Part::ConsumerPage, what));
+        }
+        let cursor = Cursor {
+            position,
+            next: sequence.wrapping_add(1),
+        };
+        // If there is a frame, it must be the next one.
+        frame::locate(&geometry, &data, position, cursor.next)?;
+        Ok(Self {
+            geometry,
+            data,
+            read: cursor,
+            released: cursor,
+            page,
+            selector,
+            stored: position,
+        })
+    }
+
+    /// Hands up to `limit` frames to `f`, and releases them, and whatever was peeked at before. Returns how many.
+    /// The position is stored before this returns; if `f` panics, what came before that frame is released.
+    #[inline]
+    pub fn poll(
+        &mut self,
+        limit: usize,
+        mut f: impl FnMut(Frame<'_>),
+    ) -> Result<usize, Box<Damage>> {
+        let release = ReleaseOnExit(self);
+        release.0.advance(limit, &mut f)
+    }
+
+    /// Hands up to `limit` frames to `f`, and releases none of them. Returns how many.
+    #[inline]
+    pub fn peek(
+        &mut self,
+        limit: usize,
+        mut f: impl FnMut(Frame<'_>),
+    ) -> Result<usize, Box<Damage>> {
+        let nothing_held = self.read == self.released;
+        let count = self.advance(limit, &mut f)?;
+        if count == 0 && nothing_held {
+            // Only padding: nobody would ever release it.
+            self.release_all();
+        }
+        Ok(count)
+    }
+
+    /// Moves the read cursor over up to `limit` frames.
+    #[inline]
+    fn advance(
+        &mut self,
+        limit: usize,
+        f: &mut impl FnMut(Frame<'_>),
+    ) -> Result<usize, Box<Damage>> {
+        let mut count = 0;
+        while count < limit {
+            let located = match frame::locate(
+                &self.geometry,
+                &self.data,
+                self.read.position,
+                self.read.next,
+            ) {
+                Ok(Some(located)) => located,
+                Ok(None) => break,
+                Err(damage) if count == 0 => return Err(damage),
+                // What was handed out counts; the damage is still there at the next call.
+                Err(_) => break,
+            };
+            count +=
+                usize::from(frame::lend(&self.geometry, &self.data, &located, &mut *f).is_some());
+            self.read = Cursor::behind(&located);
+        }
+        Ok(count)
+    }
+
+    /// Releases what was read, through `through`. What was not read is not released, nor what lies behind an epoch frame
+    /// that has messages in front of it: their sequences do not compare.
+    pub fn release(&mut self, through: Sequence) -> Result<(), Box<Damage>> {
+        let mut messages_passed = false;
+        while self.released.position < self.read.position {
+            let located = frame::locate(
+                &self.geometry,
+                &self.data,
+                self.released.position,
+                self.released.next,
+            )?;
+            // A frame that was read is there until it is released.
+            let Some(located) = located else { break };
+            match located.kind {
+                Kind::Padding => {}
+                Kind::Epoch if messages_passed => break,
+                Kind::Epoch => {}
+                Kind::Data(_) | Kind::Gap if located.next.wrapping_sub(1) > through.0 => break,
+                Kind::Data(_) | Kind::Gap => messages_passed = true,
+            }
+            self.released = Cursor::behind(&located);
+        }
+        self.store_released();
+        Ok(())
+    }
+
+    /// Releases all that was read.
+    #[inline]
+    pub fn release_all(&mut self) {
+        self.released = self.read;
+        self.store_released();
+    }
+
+    /// Forgets what was read and not released: it will be read again.
+    pub fn rewind(&mut self) {
+        self.read = self.released;
+    }
+
+    /// Stores the released position, if it is not what the page says.
+    #[inline]
+    fn store_released(&mut self) {
+        if self.released.position == self.stored {
+            return;
+        }
+        hold::point("ring.poll.before-release");
+        let selector = self.selector.wrapping_add(1);
+        let entry = at::ENTRIES[(selector & 1) as usize];
+        // SYNC position-release: pairs with the acquire loads in `ConsumerView::released`; everything this consumer has
+        // read of the released frames happened before. The position is a release store itself, since the producer may
+        // see it before the selector, and must then see that selector, too.
+        self.page.store(
+            entry + at::POSITION,
+            self.released.position,
+            Ordering::Release,
+        );
+        self.page.store(
+            entry + at::SEQUENCE,
+            self.released.next.wrapping_sub(1),
+            Ordering::Relaxed,
+        );
+        self.page.store(at::SELECTOR, selector, Ordering::Release);
+        self.selector = selector;
+        self.stored = self.released.position;
+        hold::point("ring.poll.after-release");
+    }
+
+    /// The sequence of the last frame that was released.
+    pub fn last_released(&self) -> Sequence {
+        Sequence(self.released.next.wrapping_sub(1))
+    }
+
+    /// Where the first frame that is not released lies.
+    pub fn position(&self) -> Position {
+        Position(self.released.position)
+    }
+
+    /// Bytes that are published and not released. Walks them.
+    pub fn lag(&self) -> Result<u64, Box<Damage>> {
+        let mut cursor = self.read;
+        while let Some(located) =
+            frame::locate(&self.geometry, &self.data, cursor.position, cursor.next)?
+        {
+            cursor = Cursor::behind(&located);
+        }
+        Ok(cursor.position - self.released.position)
+    }
+}
+
+/// Releases what was read, also when the handler panics: the frame it panicked in is not read.
+struct ReleaseOnExit<'a, M: Memory>(&'a mut Reader<M>);
+
+impl<M: Memory> Drop for ReleaseOnExit<'_, M> {
+    fn drop(&mut self) {
+        self.0.release_all();
+    }
+}
