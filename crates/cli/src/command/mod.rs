@@ -1,5 +1,6 @@
 //! One module per group of verbs.
 
 pub(crate) mod bridge;
+pub(crate) mod demo;
 pub(crate) mod log;
 pub(crate) mod ring;

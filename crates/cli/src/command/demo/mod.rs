@@ -1,0 +1,2 @@
+//! `teeline demo`.
+pub(crate) mod inputs;
