@@ -5,7 +5,12 @@ use std::{ffi::OsString, process::ExitCode};
 use clap::{Parser, Subcommand};
 
 use crate::{
-    command::{bridge::BridgeVerb, log::LogVerb, ring::RingVerb},
+    command::{
+        bridge::BridgeVerb,
+        demo::{DemoArgs, RoleArgs},
+        log::LogVerb,
+        ring::RingVerb,
+    },
     output::{Answer, Output},
 };
 
@@ -22,6 +27,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// See it work: carry fills, kill everything on the way, and prove that each counts once.
+    Demo(DemoArgs),
     /// Look at rings and remove them.
     #[command(subcommand)]
     Ring(RingVerb),
@@ -31,6 +38,9 @@ enum Verb {
     /// Tee rings into the log.
     #[command(subcommand)]
     Bridge(BridgeVerb),
+    /// Be one process of the demo, which starts it.
+    #[command(hide = true)]
+    DemoRole(RoleArgs),
 }
 
 /// Runs the command line `args`, the program's name first, and returns the exit status.
@@ -47,9 +57,11 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let mut out = Output::stdout(cli.json);
     let answer = match cli.verb {
+        Verb::Demo(demo) => demo.run(&mut out),
         Verb::Ring(verb) => verb.run(&mut out),
         Verb::Log(verb) => verb.run(&mut out),
         Verb::Bridge(verb) => verb.run(&mut out),
+        Verb::DemoRole(role) => role.run(),
     };
     Answer::exit(answer)
 }

@@ -1,0 +1,313 @@
+//! Runs the demo's processes, kills them, starts them again, and sees the whole through to its end.
+
+use std::{collections::BTreeMap, fs, process::ExitStatus, sync::Arc, time::Duration};
+
+use teeline_core::time::Clock;
+use teeline_os::{Context, SystemClock, sleep};
+use teeline_sync::atomic::{AtomicBool, Ordering};
+
+use super::{
+    audit::RingRemains,
+    process::{Kill, Process},
+    progress::{Observer, Progress},
+    roles::Role,
+    schedule::Schedule,
+    workplace::{FILLS, ORDERS, Paths},
+};
+use crate::output::Failure;
+
+/// Pause between two looks at the processes.
+const LOOK_INTERVAL: Duration = Duration::from_micros(300);
+
+/// How long nothing may move before the run is given up.
+const STALL_LIMIT_NS: u64 = 60 * 1_000_000_000;
+
+/// How long processes may take to end when they are asked to.
+const END_LIMIT_NS: u64 = 20 * 1_000_000_000;
+
+/// Roles that are killed on schedule.
+pub(crate) const KILLED: [Role; 3] = [Role::Gateway, Role::Bridge, Role::Positions];
+
+/// What is to happen in a run.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// Facts to carry.
+    pub(crate) facts: u64,
+    /// Kills per role.
+    pub(crate) kills: u32,
+    /// Whether the rings are lost in the middle.
+    pub(crate) lose_ring: bool,
+    /// What all moments are drawn from.
+    pub(crate) seed: u64,
+    /// A role whose first kill hits it where it stops itself, and that hold point. Only test builds have any.
+    pub(crate) aim: Option<(Role, &'static str)>,
+}
+
+/// What happened in a run.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// Kills that were carried out, by role.
+    pub(crate) kills: BTreeMap<Role, u32>,
+    /// The fill rings as they were left: the lost one first, then the last one.
+    pub(crate) rings: Vec<RingRemains>,
+    /// Why the run was given up before its end, if it was.
+    pub(crate) given_up: Option<String>,
+    /// How long it took.
+    pub(crate) elapsed: Duration,
+}
+
+/// Conducts one run.
+#[derive(Debug)]
+pub(crate) struct Conductor<'a> {
+    plan: Plan,
+    paths: &'a Paths,
+    processes: Vec<Process>,
+    observer: Observer,
+    stop: Arc<AtomicBool>,
+    schedules: BTreeMap<Role, Schedule>,
+    /// Progress of the gateway at which the rings are lost, until they are.
+    lose_ring_at: Option<u64>,
+    /// What is still to be hit at its hold point.
+    aim: Option<(Role, &'static str)>,
+    rings: Vec<RingRemains>,
+    last_order_asked_for: bool,
+}
+
+/// Why the loop ends.
+enum End {
+    Drained,
+    GivenUp(String),
+}
+
+impl<'a> Conductor<'a> {
+    /// A conductor of `processes`, one per role, none of them started.
+    pub(crate) fn new(
+        plan: Plan,
+        paths: &'a Paths,
+        processes: Vec<Process>,
+        observer: Observer,
+        stop: Arc<AtomicBool>,
+    ) -> Self {
+        let mut random = fastrand::Rng::with_seed(plan.seed);
+        let schedules =
+            KILLED.map(|role| (role, Schedule::new(random.fork(), plan.kills, plan.facts)));
+        let lose_ring_at = plan
+            .lose_ring
+            .then(|| random.u64(plan.facts / 4..=plan.facts * 3 / 4));
+        Self {
+            paths,
+            processes,
+            observer,
+            stop,
+            schedules: schedules.into(),
+            lose_ring_at: lose_ring_at.map(|at| at.min(plan.facts.saturating_sub(1))),
+            aim: plan.aim,
+            rings: Vec::new(),
+            last_order_asked_for: false,
+            plan,
+        }
+    }
+
+    /// Runs everything to its end; `on_progress` is shown every look.
+    pub(crate) fn run(mut self, mut on_progress: impl FnMut(&Progress)) -> Result<Run, Failure> {
+        let start_ns = SystemClock.monotonic_ns();
+        for role in Role::ALL {
+            self.start(role)?;
+        }
+        let end = self.drive(&mut on_progress)?;
+        let elapsed = Duration::from_nanos(SystemClock.monotonic_ns() - start_ns);
+        let given_up = match end {
+            End::Drained => {
+                self.end_all()?;
+                None
+            }
+            End::GivenUp(why) => Some(why),
+        };
+        drop(self.processes);
+        self.rings
+            .extend(RingRemains::read(&self.paths.ring(FILLS))?);
+        Ok(Run {
+            kills: self
+                .schedules
+                .iter()
+                .map(|(role, schedule)| (*role, schedule.carried_out()))
+                .collect(),
+            rings: self.rings,
+            given_up,
+            elapsed,
+        })
+    }
+
+    fn drive(&mut self, on_progress: &mut impl FnMut(&Progress)) -> Result<End, Failure> {
+        let mut last_move = (Progress::default(), SystemClock.monotonic_ns());
+        loop {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Failure::new(
+                    "interrupted: all processes ended, nothing kept",
+                ));
+            }
+            let progress = self.observer.look()?;
+            on_progress(&progress);
+            if let Some(why) = self.find_ended()? {
+                return Ok(End::GivenUp(why));
+            }
+            if self.last_order_asked_for && progress.is_drained(self.plan.facts) {
+                return Ok(End::Drained);
+            }
+            let now_ns = SystemClock.monotonic_ns();
+            if progress != last_move.0 {
+                last_move = (progress, now_ns);
+            } else if now_ns - last_move.1 > STALL_LIMIT_NS {
+                return Ok(End::GivenUp(self.stalled(&progress)));
+            }
+            self.interfere(&progress)?;
+            sleep(LOOK_INTERVAL);
+        }
+    }
+
+    /// Does what is due: kills, the loss of the rings, and, when all that is over, the last order.
+    fn interfere(&mut self, progress: &Progress) -> Result<(), Failure> {
+        for role in KILLED {
+            if self.is_due(role, progress) {
+                self.kill_and_restart(role, progress)?;
+            }
+        }
+        if self.lose_ring_at.is_some_and(|at| progress.gateway >= at) {
+            self.lose_ring_at = None;
+            self.lose_rings()?;
+        }
+        let all_over =
+            self.lose_ring_at.is_none() && self.schedules.values().all(Schedule::is_done);
+        if all_over && !self.last_order_asked_for {
+            self.last_order_asked_for = true;
+            self.process(Role::Strategy).send_word();
+        }
+        Ok(())
+    }
+
+    fn is_due(&mut self, role: Role, progress: &Progress) -> bool {
+        match self.aim {
+            Some((aimed, _)) if aimed == role => self.process(role).is_held(),
+            _ => self
+                .schedules
+                .get(&role)
+                .is_some_and(|schedule| schedule.is_due(progress.of(role))),
+        }
+    }
+
+    /// Kills `role` and starts it again at once. Counts only when a living process was hit; work left there was, since
+    /// the last order waits for this.
+    fn kill_and_restart(&mut self, role: Role, progress: &Progress) -> Result<(), Failure> {
+        if let Some(schedule) = self.schedules.get_mut(&role) {
+            sleep(Duration::from_micros(schedule.delay_us()));
+        }
+        match self.process(role).kill()? {
+            Kill::CarriedOut => {
+                self.aim = self.aim.filter(|(aimed, _)| *aimed != role);
+                self.schedules.entry(role).and_modify(Schedule::hit);
+            }
+            Kill::Missed(status) => {
+                self.schedules
+                    .entry(role)
+                    .and_modify(|schedule| schedule.missed(progress.of(role)));
+                self.judge_end(role, status)?;
+            }
+        }
+        self.start(role)
+    }
+
+    /// Does to everything that maps rings what a reboot does: kills it and takes the memory away.
+    fn lose_rings(&mut self) -> Result<(), Failure> {
+        let map_rings = [Role::Strategy, Role::Gateway, Role::Bridge];
+        for role in map_rings {
+            self.process(role).kill()?;
+        }
+        self.rings
+            .extend(RingRemains::read(&self.paths.ring(FILLS))?);
+        for ring in [ORDERS, FILLS] {
+            let dir = self.paths.ring(ring);
+            if dir.exists() {
+                fs::remove_dir_all(&dir)
+                    .context("remove the ring", &dir)
+                    .map_err(Failure::new)?;
+            }
+        }
+        map_rings.into_iter().try_for_each(|role| self.start(role))
+    }
+
+    /// Looks for processes that ended by themselves. The strategy may, when its last order was asked for.
+    fn find_ended(&mut self) -> Result<Option<String>, Failure> {
+        for role in Role::ALL {
+            let Some(status) = self.process(role).ended() else {
+                continue;
+            };
+            if role == Role::Strategy && self.last_order_asked_for && status.success() {
+                continue;
+            }
+            return self.judge_end(role, status).map(Some);
+        }
+        Ok(None)
+    }
+
+    /// What it means that `role` ended by itself: an environment in which it cannot work, or a defect.
+    fn judge_end(&mut self, role: Role, status: ExitStatus) -> Result<String, Failure> {
+        let words = self
+            .process(role)
+            .last_words()
+            .unwrap_or_else(|| "it said nothing".to_owned());
+        let name = role.name();
+        match status.code() {
+            Some(2) => Err(Failure::new(format!(
+                "the demo's {name} cannot go on: {words}"
+            ))),
+            _ => Ok(format!("the {name} ended by itself ({status}): {words}")),
+        }
+    }
+
+    fn stalled(&mut self, progress: &Progress) -> String {
+        let Progress {
+            gateway,
+            bridge,
+            positions,
+            ..
+        } = progress;
+        let seconds = STALL_LIMIT_NS / 1_000_000_000;
+        let words = self.process(Role::Bridge).last_words().unwrap_or_default();
+        format!(
+            "nothing moved for {seconds} s, with {gateway} orders filled, {bridge} fills in the log, {positions} in the positions; the bridge said last: {words}"
+        )
+    }
+
+    fn start(&mut self, role: Role) -> Result<(), Failure> {
+        let hold = self
+            .aim
+            .filter(|(aimed, _)| *aimed == role)
+            .map(|(_, point)| point);
+        self.process(role).start(hold)
+    }
+
+    /// Asks all processes to end, and waits until they have.
+    fn end_all(&mut self) -> Result<(), Failure> {
+        self.processes.iter().for_each(Process::terminate);
+        let asked_ns = SystemClock.monotonic_ns();
+        while self
+            .processes
+            .iter_mut()
+            .any(|process| process.ended().is_none() && process.is_running())
+        {
+            if SystemClock.monotonic_ns() - asked_ns > END_LIMIT_NS {
+                break; // They are killed when they are dropped: what they did is durable.
+            }
+            sleep(LOOK_INTERVAL);
+        }
+        Ok(())
+    }
+
+    fn process(&mut self, role: Role) -> &mut Process {
+        let process = self
+            .processes
+            .iter_mut()
+            .find(|process| process.role == role);
+        process.expect("there is a process for every role")
+    }
+}

@@ -1,0 +1,441 @@
+//! The processes of the demo, one role each. Every role can be killed at any instruction and started again: what it
+//! has to know then, it reads from the rings, the log and its database.
+//!
+//! A fact is published once per life of the fill ring, and again only if it is in no durable record: the gateway
+//! knows from the ring's last frame and, per partition, from the log's last record which facts it need not publish.
+
+use std::{
+    collections::HashMap,
+    io::{self, BufRead},
+    os::unix::process::CommandExt,
+    path::Path,
+    process::Command,
+    sync::Arc,
+    time::Duration,
+};
+
+use clap::{Args, Subcommand};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use teeline_core::{
+    Identity, Offset, Partition, Sequence,
+    recorder::{Hop, NoRecorder, Recorder},
+    time::Clock,
+};
+use teeline_delivery::{
+    hook::CrashPoint,
+    positions::{FILL, Fill, Positions},
+};
+use teeline_latency::CoreRecorder;
+use teeline_log::{LastStored, Log, LogOptions, Record};
+use teeline_os::{SystemClock, cpu, hold, sleep, state::StateDir};
+use teeline_ring::{
+    Alignment, AttachError, AttachOptions, Consumer, Frame, MessageType, Producer, PublishError,
+    RingOptions,
+};
+use teeline_sync::{
+    atomic::{AtomicBool, Ordering},
+    idle::{Backoff, IdleStrategy},
+};
+
+#[cfg(feature = "test-switches")]
+use super::broken::Rule;
+use super::{
+    facts,
+    workplace::{self, BRIDGE, FILLS, GATEWAY, GROUP, ORDERS, Paths, TOPIC},
+};
+use crate::output::{Answer, Failure};
+
+/// Message type of an order. It has the form of the fill it will become: the demo's market fills everything as asked.
+const ORDER: u16 = 2;
+
+/// Bytes of the order ring: a few hundred orders.
+const ORDERS_CAPACITY: u64 = 64 * 1024;
+
+/// Bytes of the fill ring: about two thousand fills, which is more than the bridge is behind in a restart.
+const FILLS_CAPACITY: u64 = 256 * 1024;
+
+/// How long to wait for the lock of a predecessor that was just killed.
+const TAKEOVER_WAIT: Duration = Duration::from_secs(10);
+
+/// How long to sleep at most between two looks for work, in microseconds.
+const NAP_US_MAX: u64 = 200;
+
+/// Most orders that the gateway takes up at once.
+const ORDERS_PER_POLL: usize = 64;
+
+/// Most records that are read from the log at once.
+const RECORDS_PER_POLL: usize = 1_024;
+
+/// Most fills that one transaction applies to the positions.
+const FILLS_PER_TRANSACTION: usize = 256;
+
+/// The four processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Role {
+    /// Sends orders.
+    Strategy,
+    /// Takes orders to the market, and publishes their fills.
+    Gateway,
+    /// Tees the fills into the log.
+    Bridge,
+    /// Counts the fills in the log into positions.
+    Positions,
+}
+
+impl Role {
+    pub(crate) const ALL: [Self; 4] =
+        [Self::Strategy, Self::Gateway, Self::Bridge, Self::Positions];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Strategy => "strategy",
+            Self::Gateway => "gateway",
+            Self::Bridge => "bridge",
+            Self::Positions => "positions",
+        }
+    }
+}
+
+/// What a process of the demo is told.
+#[derive(Debug, Args)]
+pub(crate) struct RoleArgs {
+    #[command(flatten)]
+    paths: Paths,
+    /// Process that started this one: when it is gone, so is this one.
+    #[arg(long)]
+    conductor: u32,
+    /// CPU to run on.
+    #[arg(long)]
+    cpu: Option<usize>,
+    /// Histogram page to record latencies in.
+    #[arg(long)]
+    latency_page: Option<String>,
+    #[command(subcommand)]
+    role: RoleVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum RoleVerb {
+    /// Send one order per fact.
+    Strategy(Pace),
+    /// Turn orders into fills.
+    Gateway,
+    /// Become `teeline bridge run`.
+    Bridge,
+    /// Apply fills to positions.
+    Positions,
+}
+
+/// When each order is sent.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Pace {
+    /// Orders per second.
+    #[arg(long)]
+    pub(crate) rate: u32,
+    /// When the first order is due, in nanoseconds of the monotonic clock.
+    #[arg(long)]
+    pub(crate) start_ns: u64,
+}
+
+impl Pace {
+    /// When the order at `index` is due.
+    fn due_ns(self, index: usize) -> u64 {
+        let since = index as u128 * 1_000_000_000 / u128::from(self.rate.max(1));
+        self.start_ns
+            .saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
+    }
+}
+
+impl RoleArgs {
+    /// Plays the role until SIGTERM; the strategy until its last order is sent.
+    pub(crate) fn run(self) -> Result<Answer, Failure> {
+        die_with(self.conductor)?;
+        if let Some(cpu) = self.cpu {
+            cpu::pin_current(cpu).map_err(Failure::new)?;
+        }
+        let mut recorder = recorder(self.latency_page.as_deref())?;
+        match self.role {
+            RoleVerb::Strategy(pace) => strategy(&self.paths, pace)?,
+            RoleVerb::Gateway => gateway(&self.paths, &mut *recorder)?,
+            RoleVerb::Bridge => bridge(&self.paths, self.latency_page.as_deref())?,
+            RoleVerb::Positions => positions(&self.paths)?,
+        }
+        Ok(Answer::Fine)
+    }
+}
+
+/// Has the kernel kill this process when `conductor`, its parent, is gone.
+fn die_with(conductor: u32) -> Result<(), Failure> {
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(Failure::new)?;
+    // It may have gone before that.
+    let parent = getppid().map(Pid::as_raw_pid);
+    if parent.and_then(|parent| u32::try_from(parent).ok()) != Some(conductor) {
+        return Err(Failure::new(
+            "the demo that started this process is gone; start `teeline demo` again",
+        ));
+    }
+    Ok(())
+}
+
+fn recorder(page: Option<&str>) -> Result<Box<dyn Recorder>, Failure> {
+    Ok(match page {
+        Some(page) => Box::new(CoreRecorder::attach(page).map_err(Failure::new)?),
+        None => Box::new(NoRecorder),
+    })
+}
+
+/// A flag that SIGTERM raises.
+fn stop_on_sigterm() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let registered = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop));
+    registered.map_err(|error| Failure::new(format!("cannot handle SIGTERM: {error}")))?;
+    Ok(stop)
+}
+
+fn idle() -> Backoff {
+    Backoff::new(NAP_US_MAX)
+}
+
+fn attach_options() -> AttachOptions {
+    AttachOptions {
+        takeover_wait: TAKEOVER_WAIT,
+    }
+}
+
+/// The ring `options` describe and its producer: found, or made when there is none.
+fn producer(options: &RingOptions, dir: &Path, state: &Path) -> Result<Producer, Failure> {
+    let state = StateDir::open(state).map_err(Failure::new)?;
+    options
+        .open_or_create(dir, &state, &SystemClock)
+        .map_err(Failure::new)?;
+    Producer::attach(dir, &attach_options()).map_err(Failure::new)
+}
+
+/// Sends order 1, 2, 3 … when each is due, and the last one when the conductor says so: until then, every process has
+/// work left. Killed and started again, it goes on behind the last order in the ring. When the ring was lost it begins
+/// at the first: it remembers nothing, and the gateway drops what is done.
+fn strategy(paths: &Paths, pace: Pace) -> Result<(), Failure> {
+    let facts = facts::read(&paths.facts()).map_err(Failure::new)?;
+    let options = RingOptions::new(workplace::source(ORDERS))
+        .capacity(ORDERS_CAPACITY)
+        .alignment(Alignment::A64)
+        .consumer(workplace::name(GATEWAY));
+    let mut orders = producer(&options, &paths.ring(ORDERS), &paths.state())?;
+    orders.from_scratch();
+    let sent = usize::try_from(orders.last_sequence().0).map_err(Failure::new)?;
+    let mut idle = idle();
+    for (index, order) in facts.iter().enumerate().skip(sent) {
+        if index + 1 == facts.len() {
+            wait_for_word()?;
+        }
+        wait_until(pace.due_ns(index));
+        while !publish(&mut orders, MessageType(ORDER), order, &mut NoRecorder)? {
+            idle.idle(0);
+        }
+        idle.idle(1);
+    }
+    Ok(())
+}
+
+/// Waits for a line on standard input.
+fn wait_for_word() -> Result<(), Failure> {
+    let mut line = String::new();
+    let read = io::stdin().lock().read_line(&mut line);
+    match read {
+        Ok(read) if read > 0 => Ok(()),
+        Ok(_) => Err(Failure::new(
+            "the demo went away without asking for the last order; start it again",
+        )),
+        Err(error) => Err(Failure::new(format!("cannot read from the demo: {error}"))),
+    }
+}
+
+fn wait_until(due_ns: u64) {
+    loop {
+        match due_ns.checked_sub(SystemClock.monotonic_ns()) {
+            None | Some(0) => return,
+            Some(left) => sleep(Duration::from_nanos(left)),
+        }
+    }
+}
+
+/// Publishes if there is room, and says whether there was.
+fn publish(
+    ring: &mut Producer,
+    kind: MessageType,
+    payload: &[u8],
+    recorder: &mut (impl Recorder + ?Sized),
+) -> Result<bool, Failure> {
+    let start_ns = SystemClock.monotonic_ns();
+    match ring.publish(kind, payload) {
+        Ok(_) => {
+            recorder.record_span(Hop::Publish, start_ns, SystemClock.monotonic_ns());
+            Ok(true)
+        }
+        Err(PublishError::Full { .. }) => Ok(false),
+        Err(error) => Err(Failure::new(error)),
+    }
+}
+
+/// Turns every order into a fill, once: an order is released when its fill is published.
+fn gateway(paths: &Paths, recorder: &mut dyn Recorder) -> Result<(), Failure> {
+    let stop = stop_on_sigterm()?;
+    let options = RingOptions::new(workplace::source(FILLS))
+        .capacity(FILLS_CAPACITY)
+        .alignment(Alignment::A64)
+        .consumer(workplace::name(BRIDGE))
+        .stamped(true);
+    let mut fills = producer(&options, &paths.ring(FILLS), &paths.state())?;
+    let log = Log::open(paths.log(), &LogOptions::default()).map_err(Failure::new)?;
+    let done = Done::read(&mut fills, &log)?;
+    let Some(mut orders) = attach_when_made(&paths.ring(ORDERS), &stop)? else {
+        return Ok(());
+    };
+    let mut idle = idle();
+    let mut taken: Vec<(Sequence, Vec<u8>)> = Vec::with_capacity(ORDERS_PER_POLL);
+    while !stop.load(Ordering::Relaxed) {
+        taken.clear();
+        let take = |frame: Frame<'_>| {
+            if let Frame::Message(message) = frame {
+                taken.push((message.sequence, message.payload.to_vec()));
+            }
+        };
+        orders.peek(ORDERS_PER_POLL, take).map_err(Failure::new)?;
+        for (sequence, order) in &taken {
+            let fill = Fill::decode(order).map_err(Failure::new)?;
+            while !done.contains(&fill) && !publish(&mut fills, MessageType(FILL), order, recorder)?
+            {
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                idle.idle(0);
+            }
+            orders.release(*sequence).map_err(Failure::new)?;
+        }
+        idle.idle(taken.len());
+    }
+    Ok(())
+}
+
+/// The consumer's side of a ring that another process makes; `None` when the process has to stop before that.
+fn attach_when_made(dir: &Path, stop: &AtomicBool) -> Result<Option<Consumer>, Failure> {
+    while !stop.load(Ordering::Relaxed) {
+        match Consumer::attach(dir, &workplace::name(GATEWAY), &attach_options()) {
+            Ok(consumer) => return Ok(Some(consumer)),
+            Err(AttachError::NotFound { .. }) => sleep(Duration::from_millis(1)),
+            Err(error) => return Err(Failure::new(error)),
+        }
+    }
+    Ok(None)
+}
+
+/// The facts that a gateway that has just started need not publish.
+struct Done {
+    /// Execution id in the last frame of the ring: everything up to it was published into this ring, or was durable
+    /// before it was made.
+    in_ring: u64,
+    /// Per partition, the execution id in the last durable record. Facts reach a partition in the order of their ids.
+    in_log: HashMap<Partition, u64>,
+}
+
+impl Done {
+    fn read(fills: &mut Producer, log: &Log) -> Result<Self, Failure> {
+        let mut in_ring = Ok(0);
+        let newest = fills.last_frames(1, |message| {
+            in_ring = Fill::decode(message.payload).map(|fill| fill.exec_id);
+        });
+        newest.map_err(Failure::new)?;
+        let stored = log.resume(fills.source()).map_err(Failure::new)?.partitions;
+        let last = stored
+            .iter()
+            .max_by_key(|stored| (stored.epoch, stored.sequence));
+        let last = last.map(|stored| Identity {
+            source: fills.source_id(),
+            epoch: stored.epoch,
+            sequence: stored.sequence,
+        });
+        fills.resume(last).map_err(Failure::new)?;
+        let in_log = stored
+            .iter()
+            .map(|stored| Ok((stored.partition, last_exec_id(log, stored)?)));
+        Ok(Self {
+            in_ring: in_ring.map_err(Failure::new)?,
+            in_log: in_log.collect::<Result<_, Failure>>()?,
+        })
+    }
+
+    fn contains(&self, fill: &Fill) -> bool {
+        let partition =
+            teeline_log::partition_for_key(fill.account.as_bytes(), workplace::PARTITIONS);
+        let in_log = self.in_log.get(&partition).copied().unwrap_or(0);
+        fill.exec_id <= self.in_ring.max(in_log)
+    }
+}
+
+/// Execution id in the last fill up to the record `stored`, which may itself report a gap.
+fn last_exec_id(log: &Log, stored: &LastStored) -> Result<u64, Failure> {
+    if stored.kind == FILL {
+        return Fill::decode(&stored.value)
+            .map(|fill| fill.exec_id)
+            .map_err(Failure::new);
+    }
+    let topic = log.topic(&stored.topic).map_err(Failure::new)?;
+    let mut reader = log
+        .reader(&topic, stored.partition, Offset(0))
+        .map_err(Failure::new)?;
+    let mut last = Ok(0);
+    let mut note = |record: &Record<'_>| {
+        if record.control.is_none() {
+            last = Fill::decode(record.value).map(|fill| fill.exec_id);
+        }
+    };
+    while reader
+        .poll(RECORDS_PER_POLL, &mut note)
+        .map_err(Failure::new)?
+        > 0
+    {}
+    last.map_err(Failure::new)
+}
+
+/// Becomes the bridge that everybody runs. What the kernel was told for this process holds on.
+fn bridge(paths: &Paths, latency_page: Option<&str>) -> Result<(), Failure> {
+    let teeline = std::env::current_exe()
+        .map_err(|error| Failure::new(format!("cannot find teeline itself: {error}")))?;
+    let mut command = Command::new(teeline);
+    command
+        .args(["bridge", "run", "--config"])
+        .arg(paths.bridge_config());
+    if let Some(page) = latency_page {
+        command.args(["--latency-page", page]);
+    }
+    let error = command.exec();
+    Err(Failure::new(format!(
+        "cannot run `teeline bridge`: {error}"
+    )))
+}
+
+/// Applies what is in the log to the positions.
+fn positions(paths: &Paths) -> Result<(), Failure> {
+    let stop = stop_on_sigterm()?;
+    let log = Log::open(paths.log(), &LogOptions::default()).map_err(Failure::new)?;
+    let (group, topic) = (workplace::name(GROUP), workplace::name(TOPIC));
+    let mut positions =
+        Positions::open(&paths.database(), &log, &group, &topic).map_err(Failure::new)?;
+    #[cfg(feature = "test-switches")]
+    if Rule::broken() == Some(Rule::Transaction) {
+        positions.commit_in_two_transactions();
+    }
+    let mut hook = |point| {
+        if point == CrashPoint::BeforeCommit {
+            hold::point("positions.before-commit");
+        }
+    };
+    let mut idle = idle();
+    while !stop.load(Ordering::Relaxed) {
+        let applied = positions
+            .run_once_with(FILLS_PER_TRANSACTION, &mut hook)
+            .map_err(Failure::new)?;
+        idle.idle(applied);
+    }
+    Ok(())
+}

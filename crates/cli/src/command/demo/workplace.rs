@@ -1,0 +1,335 @@
+//! Where a run of the demo keeps its things, and that nothing of it stays behind.
+//!
+//! Rings lie in shared memory, in a directory of the run's own. Everything that has to survive lies in the run's
+//! directory on disk: the log, the positions database, the state directory, the facts, and what the processes say.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use teeline_core::{Name, SourceName};
+use teeline_os::{
+    Context,
+    file::{self, FilesystemKind},
+    lock::{self, OfdLock},
+};
+
+use crate::output::Failure;
+
+/// Where shared memory is mounted on Linux.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// How the name of every directory that a demo makes begins.
+const NAME_PREFIX: &str = "teeline-demo.";
+
+/// File in a ring directory whose lock says that the run is alive.
+const ALIVE: &str = "alive";
+
+/// Ring from the strategy to the gateway.
+pub(crate) const ORDERS: &str = "orders";
+/// Ring from the gateway to the bridge.
+pub(crate) const FILLS: &str = "gw1.fills";
+/// Consumer of the orders.
+pub(crate) const GATEWAY: &str = "gateway";
+/// Consumer of the fills.
+pub(crate) const BRIDGE: &str = "bridge";
+/// Topic of the fills.
+pub(crate) const TOPIC: &str = "fills";
+/// Group of the position service.
+pub(crate) const GROUP: &str = "positions";
+/// Partitions of the topic.
+pub(crate) const PARTITIONS: u32 = 4;
+
+/// A constant of this module as a name.
+pub(crate) fn name(text: &'static str) -> Name {
+    text.parse().expect("the demo's own names are valid")
+}
+
+/// A constant of this module as the name of a source.
+pub(crate) fn source(text: &'static str) -> SourceName {
+    text.parse().expect("the demo's own names are valid")
+}
+
+/// The paths of one run, as its processes know them.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Paths {
+    /// The run's directory on disk.
+    #[arg(long)]
+    pub(crate) dir: PathBuf,
+    /// The run's directory for rings.
+    #[arg(long)]
+    pub(crate) rings: PathBuf,
+}
+
+impl Paths {
+    pub(crate) fn ring(&self, name: &str) -> PathBuf {
+        self.rings.join(name)
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.dir.join("log")
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
+    pub(crate) fn database(&self) -> PathBuf {
+        self.dir.join("positions.db")
+    }
+
+    pub(crate) fn bridge_config(&self) -> PathBuf {
+        self.dir.join("bridge.toml")
+    }
+
+    pub(crate) fn facts(&self) -> PathBuf {
+        self.dir.join("facts")
+    }
+
+    /// What the process `role` says.
+    pub(crate) fn words_of(&self, role: &str) -> PathBuf {
+        self.dir.join(format!("{role}.stderr"))
+    }
+
+    /// Where `role` notes that it stopped at a hold point.
+    pub(crate) fn hold_note(&self, role: &str) -> PathBuf {
+        self.dir.join(format!("{role}.held"))
+    }
+}
+
+/// The directories of a running demo. Dropping it removes everything that the run made, except what was
+/// [kept](Self::keep).
+#[derive(Debug)]
+pub(crate) struct Workplace {
+    paths: Paths,
+    alive: Option<OfdLock>,
+    /// Whether the run's directory itself was made by us, and goes with what is in it.
+    made_dir: bool,
+    kept: bool,
+}
+
+impl Workplace {
+    /// Makes the directories: on disk `dir`, or a fresh one among the temporary files, and one for the rings in shared
+    /// memory, or on disk where there is none. Removes the rings of demos that were killed.
+    pub(crate) fn create(dir: Option<&Path>) -> Result<Self, Failure> {
+        let fresh = format!(
+            "{NAME_PREFIX}{}.{:08x}",
+            std::process::id(),
+            fastrand::u32(..)
+        );
+        let (dir, made_dir) = match dir {
+            Some(dir) => (dir.to_owned(), make_or_take(dir)?),
+            None => (make_temporary(&fresh)?, true),
+        };
+        // Processes are handed these paths, whatever directory they run in.
+        let dir = fs::canonicalize(&dir)
+            .context("find", &dir)
+            .map_err(Failure::new)?;
+        let rings = match Path::new(SHARED_MEMORY) {
+            shared if shared.is_dir() => {
+                sweep(shared);
+                shared.join(&fresh)
+            }
+            _ => dir.join("rings"),
+        };
+        let mut workplace = Self {
+            paths: Paths { dir, rings },
+            alive: None,
+            made_dir,
+            kept: false,
+        };
+        // From here on, a failure removes what there is.
+        make(&workplace.paths.rings)?;
+        let path = workplace.paths.rings.join(ALIVE);
+        let alive = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path);
+        let alive = alive.context("create", &path).map_err(Failure::new)?;
+        workplace.alive = OfdLock::try_lock(alive, &path).map_err(Failure::new)?;
+        Ok(workplace)
+    }
+
+    /// Name of the file system that the log lies on.
+    pub(crate) fn filesystem(&self) -> &'static str {
+        file::filesystem_kind(&self.paths.dir).map_or("unknown", FilesystemKind::name)
+    }
+
+    pub(crate) fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// Keeps what lies on disk when this goes. Rings go in any case: their memory is needed.
+    pub(crate) fn keep(&mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Workplace {
+    fn drop(&mut self) {
+        // Nobody can be told about a failure here, and there is nothing else to do about it.
+        drop(fs::remove_dir_all(&self.paths.rings));
+        if self.kept {
+            return;
+        }
+        if self.made_dir {
+            drop(fs::remove_dir_all(&self.paths.dir));
+        } else {
+            empty(&self.paths.dir);
+        }
+    }
+}
+
+/// Makes a directory that must not be there yet, for this user alone.
+fn make(dir: &Path) -> Result<(), Failure> {
+    let made = fs::DirBuilder::new().mode(0o700).create(dir);
+    made.context("create the directory", dir)
+        .map_err(Failure::new)
+}
+
+/// Makes a directory called `name` among the temporary files; in a container these can lie on a file system that no log
+/// may lie on, and then somewhere else.
+fn make_temporary(name: &str) -> Result<PathBuf, Failure> {
+    let usual = std::env::temp_dir();
+    let here = std::env::current_dir().unwrap_or_default();
+    for base in [
+        usual.as_path(),
+        Path::new("/var/tmp"),
+        &here,
+        Path::new(SHARED_MEMORY),
+    ] {
+        let is_suitable = matches!(
+            file::filesystem_kind(base),
+            Ok(FilesystemKind::Local(_) | FilesystemKind::Memory(_) | FilesystemKind::Unknown(_))
+        );
+        let dir = base.join(name);
+        if is_suitable && make(&dir).is_ok() {
+            return Ok(dir);
+        }
+    }
+    let dir = usual.join(name);
+    make(&dir)?;
+    Ok(dir)
+}
+
+/// Makes `dir`, or takes it when it is there and empty; says whether it was made.
+fn make_or_take(dir: &Path) -> Result<bool, Failure> {
+    match fs::read_dir(dir) {
+        Ok(mut entries) => match entries.next() {
+            None => Ok(false),
+            Some(_) => Err(Failure::new(format!(
+                "{} is not empty: name a directory that is empty or does not exist yet",
+                dir.display()
+            ))),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => make(dir).map(|()| true),
+        Err(error) => Err(Failure::new(teeline_os::Error::new(
+            "use the directory",
+            dir,
+            error,
+        ))),
+    }
+}
+
+/// Removes everything in `dir`, which was empty when the run began.
+fn empty(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        drop(if is_dir {
+            fs::remove_dir_all(entry.path())
+        } else {
+            fs::remove_file(entry.path())
+        });
+    }
+}
+
+/// Removes ring directories whose demo was killed: its lock was taken once, as the note in it says, and is free now.
+/// What cannot be looked at belongs to somebody else.
+fn sweep(base: &Path) {
+    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+        let is_ours = entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with(NAME_PREFIX));
+        let alive = is_ours
+            .then(|| File::open(entry.path().join(ALIVE)).ok())
+            .flatten();
+        if alive.is_some_and(|alive| lock::owner_note(&alive).is_some() && !lock::is_held(&alive)) {
+            drop(fs::remove_dir_all(entry.path()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::{ALIVE, NAME_PREFIX, Workplace, sweep};
+
+    #[test]
+    fn nothing_stays_behind_unless_it_is_kept() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("run");
+        for keep in [false, true] {
+            let mut workplace = Workplace::create(Some(&dir)).unwrap();
+            let rings = workplace.paths().rings.clone();
+            fs::write(workplace.paths().facts(), "x").unwrap();
+            assert!(rings.is_dir());
+            if keep {
+                workplace.keep();
+            }
+            drop(workplace);
+            assert!(!rings.exists());
+            assert_eq!(dir.exists(), keep);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_was_there_stays_and_is_empty_again() {
+        let base = tempfile::tempdir().unwrap();
+        let workplace = Workplace::create(Some(base.path())).unwrap();
+        fs::write(workplace.paths().facts(), "x").unwrap();
+        fs::create_dir(workplace.paths().log()).unwrap();
+        drop(workplace);
+        assert_eq!(fs::read_dir(base.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_directory_with_something_in_it_is_refused_and_left_alone() {
+        let base = tempfile::tempdir().unwrap();
+        fs::write(base.path().join("mine"), "x").unwrap();
+        let error = Workplace::create(Some(base.path()))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("is not empty: name a directory"), "{error}");
+        assert!(base.path().join("mine").exists());
+    }
+
+    #[test]
+    fn rings_of_a_living_demo_stay_and_those_of_a_killed_one_are_swept() {
+        let run = tempfile::tempdir().unwrap();
+        let living = Workplace::create(Some(&run.path().join("living"))).unwrap();
+        let rings = living.paths().rings.clone();
+        let base = rings.parent().unwrap();
+        sweep(base);
+        assert!(rings.join(ALIVE).exists());
+
+        let killed = base.join(format!("{NAME_PREFIX}killed.{}", std::process::id()));
+        fs::create_dir(&killed).unwrap();
+        fs::copy(rings.join(ALIVE), killed.join(ALIVE)).unwrap();
+        let half_made = base.join(format!("{NAME_PREFIX}half-made.{}", std::process::id()));
+        fs::create_dir(&half_made).unwrap();
+        sweep(base);
+        assert!(!killed.exists());
+        assert!(
+            half_made.exists(),
+            "nobody has proved that its maker is dead"
+        );
+        fs::remove_dir(half_made).unwrap();
+    }
+}
