@@ -4,8 +4,7 @@
 //! `sync` comes in two kinds: growing, and written ahead with zeros, as the log's segments are.
 #![expect(
     clippy::unwrap_used,
-    missing_docs,
-    reason = "a benchmark stops at the first surprise; criterion's macros make public items without documentation"
+    reason = "a benchmark stops at the first surprise"
 )]
 
 use std::{fs::File, os::unix::fs::FileExt, path::Path, time::Duration};

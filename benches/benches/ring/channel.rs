@@ -2,10 +2,23 @@
 
 use std::{hint, thread};
 
-use crate::{Message, message};
+/// Payload of a small message: with the ring's header it fills one cache line.
+const PAYLOAD_BYTES: usize = 48;
+
+/// A small message.
+pub(crate) type Message = [u8; PAYLOAD_BYTES];
+
+/// The message numbered `number`: its number in every word.
+fn message(number: u64) -> Message {
+    let mut message = [0; PAYLOAD_BYTES];
+    for word in message.chunks_exact_mut(size_of::<u64>()) {
+        word.copy_from_slice(&number.to_le_bytes());
+    }
+    message
+}
 
 /// One way for small messages between two threads.
-pub trait Channel {
+pub(crate) trait Channel {
     /// The sending side.
     type Publisher: Publisher + Send;
     /// The receiving side.
@@ -18,25 +31,25 @@ pub trait Channel {
 }
 
 /// Sends.
-pub trait Publisher {
+pub(crate) trait Publisher {
     /// Sends one message; `false` when the channel is full.
     fn publish(&mut self, message: &Message) -> bool;
 }
 
 /// Receives.
-pub trait Poller {
+pub(crate) trait Poller {
     /// Hands at most `limit` messages to `handler`; returns how many.
     fn poll(&mut self, limit: usize, handler: impl FnMut(&Message)) -> usize;
 }
 
 /// Messages in one burst.
-pub const BURST: usize = 64;
+pub(crate) const BURST: usize = 64;
 
 /// One thread sends one message and receives it: the instructions of both sides, with every line in the nearest cache.
 ///
 /// # Panics
 /// When it does not arrive.
-pub fn turn(publisher: &mut impl Publisher, poller: &mut impl Poller) {
+pub(crate) fn turn(publisher: &mut impl Publisher, poller: &mut impl Poller) {
     let sent = message(7);
     assert!(publisher.publish(hint::black_box(&sent)));
     let received = poller.poll(1, |received| assert!(*received == sent));
@@ -47,7 +60,7 @@ pub fn turn(publisher: &mut impl Publisher, poller: &mut impl Poller) {
 ///
 /// # Panics
 /// When one does not arrive.
-pub fn burst(publisher: &mut impl Publisher, poller: &mut impl Poller) {
+pub(crate) fn burst(publisher: &mut impl Publisher, poller: &mut impl Poller) {
     let sent = message(7);
     for _ in 0..BURST {
         assert!(publisher.publish(hint::black_box(&sent)));
@@ -61,7 +74,7 @@ pub fn burst(publisher: &mut impl Publisher, poller: &mut impl Poller) {
 ///
 /// # Panics
 /// When a message is missing, torn or out of order.
-pub fn stream(
+pub(crate) fn stream(
     publisher: &mut (impl Publisher + Send),
     poller: &mut (impl Poller + Send),
     messages: u64,

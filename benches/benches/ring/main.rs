@@ -1,21 +1,20 @@
 //! A ring in shared memory, used within one process, beside queues that cannot leave it.
 //!
 //! Regimes: `turn` and `burst` run both sides on one thread, so no cache line moves; `stream` runs them on two. See
-//! `teeline_benches::channel`.
+//! `channel`.
 #![expect(
     clippy::unwrap_used,
-    missing_docs,
-    reason = "a benchmark stops at the first surprise; criterion's macros make public items without documentation"
+    reason = "a benchmark stops at the first surprise"
 )]
+
+mod channel;
 
 use std::{path::Path, sync::Arc};
 
+use channel::{BURST, Channel, Message, Poller, Publisher, burst, stream, turn};
+
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use crossbeam_queue::ArrayQueue;
-use teeline_benches::{
-    Message,
-    channel::{BURST, Channel, Poller, Publisher, burst, stream, turn},
-};
 use teeline_os::{SystemClock, state::StateDir};
 use teeline_ring::{
     AttachOptions, Consumer, Frame, MessageType, Producer, PublishError, RingOptions,
