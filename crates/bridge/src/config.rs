@@ -14,7 +14,8 @@
 //! [[topic]]                          # optional: created when missing, compared when it exists
 //! name = "fills"
 //! partitions = 4
-//! durability = "sync-each-batch"     # or "leave-to-os", or { sync_every_ms = 50 }
+//! durability = "sync-each-batch"     # optional: or "leave-to-os", or { sync_every_ms = 50 }
+//! segment_bytes = 67108864           # optional
 //!
 //! [[source]]
 //! ring = "/dev/shm/teeline/gw1.fills"
@@ -40,10 +41,14 @@ use std::{
     time::Duration,
 };
 
-use teeline_core::Name;
+use teeline_core::{Epoch, Name, Sequence};
+use teeline_log::{Durability, TopicConfig};
 use toml::{Table, Value};
 
-use crate::route::{KeyRule, Prefix};
+use crate::{
+    plan::Rules,
+    route::{KeyRule, Prefix},
+};
 
 /// Most messages of one batch cycle, by default: a cycle then costs one sync per partition for up to this many.
 pub const BATCH_MESSAGES_DEFAULT: usize = 1024;
@@ -76,21 +81,8 @@ pub struct BridgeConfig {
 pub struct TopicSpec {
     /// Name of the topic.
     pub name: Name,
-    /// Number of partitions, at least 1.
-    pub partitions: u32,
-    /// When its records are durable.
-    pub durability: DurabilitySpec,
-}
-
-/// When the records of a topic are durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DurabilitySpec {
-    /// Before an append is answered.
-    SyncEachBatch,
-    /// At most this long after an append is answered.
-    SyncEvery(Duration),
-    /// When the operating system writes them.
-    LeaveToOs,
+    /// How it is made.
+    pub config: TopicConfig,
 }
 
 /// One source: a ring, and where its messages go.
@@ -318,11 +310,18 @@ fn topic(mut fields: Fields<'_>) -> Option<TopicSpec> {
     let name = fields.need("name", parsed);
     let partitions = fields.need("partitions", whole(1, 65_536));
     let durability = fields.take("durability", durability);
+    let segment_bytes = fields.take("segment_bytes", whole(1, u64::from(u32::MAX)));
     fields.done();
+    let usual = TopicConfig::default();
     Some(TopicSpec {
         name: name?,
-        partitions: u32::try_from(partitions?).ok()?,
-        durability: durability.unwrap_or(DurabilitySpec::SyncEachBatch),
+        config: TopicConfig {
+            partitions: u32::try_from(partitions?).ok()?,
+            durability: durability.unwrap_or(usual.durability),
+            segment_bytes: segment_bytes
+                .and_then(|bytes| u32::try_from(bytes).ok())
+                .unwrap_or(usual.segment_bytes),
+        },
     })
 }
 
@@ -353,10 +352,7 @@ fn source(mut fields: Fields<'_>) -> Option<SourceConfig> {
             bytes: or(bytes, BATCH_BYTES_DEFAULT),
         }
     });
-    let others = fields.take(
-        "others",
-        one_of(&[("stop", Others::Stop), ("skip", Others::Skip)]),
-    );
+    let others = fields.take("others", one_of(&OTHERS));
     let routes = fields.tables("route", route);
     check_routes(&mut fields, &routes, others.is_some());
     fields.done();
@@ -427,14 +423,7 @@ fn route(mut fields: Fields<'_>) -> Option<RouteConfig> {
 fn key_rule(mut fields: Fields<'_>) -> Option<KeyRule> {
     let offset = fields.need("offset", whole(0, u64::from(u32::MAX)));
     let len = fields.take("len", whole(1, u64::from(u16::MAX)));
-    let prefix = fields.take(
-        "prefix",
-        one_of(&[
-            ("u8", Prefix::U8),
-            ("u16-le", Prefix::U16Le),
-            ("u16-be", Prefix::U16Be),
-        ]),
-    );
+    let prefix = fields.take("prefix", one_of(&PREFIXES));
     if fields.has("len") == fields.has("prefix") {
         fields.problem(
             "len",
@@ -450,6 +439,76 @@ fn key_rule(mut fields: Fields<'_>) -> Option<KeyRule> {
         }),
         (None, Some(prefix)) => Some(KeyRule::Prefixed { offset, prefix }),
         _ => None,
+    }
+}
+
+/// Reads recorded routes; see [`crate::plan`].
+pub(crate) fn history(
+    table: Table,
+    problems: &mut Vec<Problem>,
+) -> Option<(Epoch, Vec<(Sequence, Rules)>)> {
+    let mut fields = Fields::new(String::new(), table, problems);
+    let epoch = fields.need("epoch", whole(0, u64::MAX));
+    let versions = fields.tables("version", |mut version| {
+        let from = version.need("from", whole(1, u64::MAX));
+        let others = version.need("others", one_of(&OTHERS));
+        let routes = version.tables("route", route);
+        version.done();
+        let routes: Option<Vec<RouteConfig>> = routes.into_iter().collect();
+        Some((Sequence(from?), Rules::new(&routes?, others?)))
+    });
+    if versions.is_empty() {
+        fields.problem("version", "is missing");
+    }
+    fields.done();
+    Some((Epoch(epoch?), versions.into_iter().collect::<Option<_>>()?))
+}
+
+/// A route as [`route`] reads it, without its permissions.
+pub(crate) fn route_to_toml(route: &RouteConfig) -> Value {
+    let types = match &route.types {
+        Types::Listed(types) => {
+            let numbers = types.iter().map(|kind| Value::Integer((*kind).into()));
+            Value::Array(numbers.collect())
+        }
+        Types::All => Value::from("all"),
+    };
+    let mut table = Table::new();
+    table.insert("types".to_owned(), types);
+    table.insert("topic".to_owned(), route.topic.as_str().into());
+    let key = match route.key {
+        KeyRule::None => None,
+        KeyRule::Fixed { offset, len } => Some((offset, "len", number(len as u64))),
+        KeyRule::Prefixed { offset, prefix } => {
+            let (name, _) = PREFIXES[prefix as usize];
+            Some((offset, "prefix", name.into()))
+        }
+    };
+    if let Some((offset, how, value)) = key {
+        let offset = ("offset".to_owned(), number(offset as u64));
+        let key = Table::from_iter([offset, (how.to_owned(), value)]);
+        table.insert("key".to_owned(), key.into());
+    }
+    table.into()
+}
+
+/// A number in TOML, whose integers end at 2^63.
+pub(crate) fn number(value: u64) -> Value {
+    Value::Integer(i64::try_from(value).unwrap_or(i64::MAX))
+}
+
+const OTHERS: [(&str, Others); 2] = [("stop", Others::Stop), ("skip", Others::Skip)];
+
+const PREFIXES: [(&str, Prefix); 3] = [
+    ("u8", Prefix::U8),
+    ("u16-le", Prefix::U16Le),
+    ("u16-be", Prefix::U16Be),
+];
+
+impl Others {
+    /// Its word in a configuration.
+    pub(crate) fn name(self) -> &'static str {
+        OTHERS[self as usize].0
     }
 }
 
@@ -625,16 +684,16 @@ fn types(value: &Value) -> Result<Types, String> {
     }
 }
 
-fn durability(value: &Value) -> Result<DurabilitySpec, String> {
+fn durability(value: &Value) -> Result<Durability, String> {
     let every_ms = |table: &Table| match (table.len(), table.get("sync_every_ms")) {
-        (1, Some(Value::Integer(ms @ 1..=3_600_000))) => Some(DurabilitySpec::SyncEvery(
+        (1, Some(Value::Integer(ms @ 1..=3_600_000))) => Some(Durability::SyncEvery(
             Duration::from_millis(ms.unsigned_abs()),
         )),
         _ => None,
     };
     match value {
-        Value::String(text) if text == "sync-each-batch" => Some(DurabilitySpec::SyncEachBatch),
-        Value::String(text) if text == "leave-to-os" => Some(DurabilitySpec::LeaveToOs),
+        Value::String(text) if text == "sync-each-batch" => Some(Durability::SyncEachBatch),
+        Value::String(text) if text == "leave-to-os" => Some(Durability::LeaveToOs),
         Value::Table(table) => every_ms(table),
         _ => None,
     }
@@ -654,7 +713,9 @@ fn twins<T: Ord + Copy>(items: impl Iterator<Item = (usize, T)>) -> Vec<(usize, 
 mod tests {
     use std::time::Duration;
 
-    use super::{BridgeConfig, ConfigError, DurabilitySpec, Idle, Others, Types};
+    use teeline_log::Durability;
+
+    use super::{BridgeConfig, ConfigError, Idle, Others, Types};
     use crate::route::{KeyRule, Prefix};
 
     fn problems(text: &str) -> Vec<String> {
@@ -686,8 +747,10 @@ mod tests {
             Some("/var/lib/teeline/state")
         );
         assert_eq!(config.drain_limit, Duration::from_secs(10));
-        assert_eq!(config.topics[0].partitions, 4);
-        assert_eq!(config.topics[0].durability, DurabilitySpec::SyncEachBatch);
+        let topic = &config.topics[0].config;
+        assert_eq!(topic.partitions, 4);
+        assert_eq!(topic.durability, Durability::SyncEachBatch);
+        assert_eq!(topic.segment_bytes, 64 << 20);
         let source = &config.sources[0];
         assert_eq!(source.ring.to_str(), Some("/dev/shm/teeline/gw1.fills"));
         assert_eq!(source.consumer.as_str(), "bridge");

@@ -37,14 +37,14 @@ pub enum Prefix {
 pub struct KeyOutOfReach;
 
 impl KeyRule {
-    /// The key in `payload`; empty without a rule.
+    /// The key in `payload`; `None` without a rule.
     ///
     /// # Errors
     ///
     /// The rule points beyond the payload's end.
-    pub fn key<'a>(&self, payload: &'a [u8]) -> Result<&'a [u8], KeyOutOfReach> {
+    pub fn key<'a>(&self, payload: &'a [u8]) -> Result<Option<&'a [u8]>, KeyOutOfReach> {
         let found = match *self {
-            Self::None => Some(&[][..]),
+            Self::None => return Ok(None),
             Self::Fixed { offset, len } => within(payload, offset, len),
             Self::Prefixed { offset, prefix } => {
                 let width = prefix.width();
@@ -53,7 +53,7 @@ impl KeyRule {
                 })
             }
         };
-        found.ok_or(KeyOutOfReach)
+        found.map(Some).ok_or(KeyOutOfReach)
     }
 }
 
@@ -87,12 +87,12 @@ mod tests {
         let payload = b"\x03\0\x03abcdef";
         let fixed = |offset, len| KeyRule::Fixed { offset, len }.key(payload);
         let prefixed = |offset, prefix| KeyRule::Prefixed { offset, prefix }.key(payload);
-        assert_eq!(KeyRule::None.key(payload), Ok(&b""[..]));
-        assert_eq!(fixed(3, 2), Ok(&b"ab"[..]));
-        assert_eq!(fixed(0, 9), Ok(&payload[..]));
-        assert_eq!(prefixed(2, Prefix::U8), Ok(&b"abc"[..]));
-        assert_eq!(prefixed(0, Prefix::U16Le), Ok(&b"\x03ab"[..]));
-        assert_eq!(prefixed(1, Prefix::U16Be), Ok(&b"abc"[..]));
+        assert_eq!(KeyRule::None.key(payload), Ok(None));
+        assert_eq!(fixed(3, 2), Ok(Some(&b"ab"[..])));
+        assert_eq!(fixed(0, 9), Ok(Some(&payload[..])));
+        assert_eq!(prefixed(2, Prefix::U8), Ok(Some(&b"abc"[..])));
+        assert_eq!(prefixed(0, Prefix::U16Le), Ok(Some(&b"\x03ab"[..])));
+        assert_eq!(prefixed(1, Prefix::U16Be), Ok(Some(&b"abc"[..])));
     }
 
     #[test]

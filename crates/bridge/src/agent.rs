@@ -1,0 +1,448 @@
+//! One source on its way into the log: the duty cycle, and what it guarantees.
+//!
+//! A cycle takes messages from the ring without releasing them, appends them to their partitions, and when all of that
+//! is durable stores the source's progress; only then it releases the ring. Whatever is killed between two of these
+//! steps, the messages come again, and are recognised: at or below `through` by the progress, above it by the log.
+
+use std::fmt;
+
+use teeline_core::{
+    Epoch, Identity, Sequence, SourceId, SourceName,
+    recorder::{Hop, Recorder},
+    time::Clock,
+};
+use teeline_log::{Answer, Progress, Writer};
+use teeline_os::hold;
+use teeline_ring::{Consumer, Frame, Message};
+
+use crate::{
+    batch::Batch,
+    config::BatchLimits,
+    error::AgentError,
+    event::{BridgeEvent, LossCause, Observer},
+    plan::{Destination, Plan, Target},
+};
+
+/// Most bytes that are appended at once: few enough for the smallest sensible segments, and enough that the sync
+/// dominates.
+const APPEND_BYTES_MAX: usize = 1 << 20;
+
+/// What an agent joins: a consumer of the ring, the source's writer in the log, and where messages go.
+#[derive(Debug)]
+pub(crate) struct Joint {
+    pub(crate) consumer: Consumer,
+    pub(crate) writer: Writer,
+    pub(crate) plan: Plan,
+    pub(crate) limits: BatchLimits,
+    /// Breaks the rule that makes the bridge safe, for a test that proves that the break is noticed.
+    pub(crate) release_before_durable: bool,
+}
+
+/// How an agent tells the time, and whom it tells what.
+#[derive(Clone, Copy)]
+pub(crate) struct Surroundings<'a> {
+    pub(crate) clock: &'a dyn Clock,
+    pub(crate) observer: &'a Observer<'a>,
+}
+
+/// The agent of one source in one epoch.
+pub(crate) struct Agent<'a> {
+    joint: Joint,
+    surroundings: Surroundings<'a>,
+    recorder: &'a mut dyn Recorder,
+    source: SourceName,
+    targets: Vec<Target>,
+    cycle: Cycle,
+    /// Why nothing more can be taken, once what was taken before is stored.
+    halt: Option<AgentError>,
+}
+
+/// What was taken from the ring and is not yet released.
+#[derive(Debug)]
+struct Cycle {
+    /// One per target.
+    batches: Vec<Batch>,
+    /// What the source's progress is when all of it is durable.
+    progress: Progress,
+    /// The last sequence taken.
+    taken: Sequence,
+    frames: usize,
+    payload_bytes: usize,
+}
+
+impl fmt::Debug for Agent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agent")
+            .field("joint", &self.joint)
+            .field("cycle", &self.cycle)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Agent<'a> {
+    pub(crate) fn new(
+        joint: Joint,
+        surroundings: Surroundings<'a>,
+        recorder: &'a mut dyn Recorder,
+    ) -> Self {
+        let targets = joint.plan.targets();
+        let progress = joint.writer.progress();
+        let released = joint.consumer.last_released();
+        let mut cycle = Cycle {
+            batches: targets.iter().map(|_| Batch::default()).collect(),
+            progress,
+            taken: released,
+            frames: 0,
+            payload_bytes: 0,
+        };
+        let source = joint.writer.source().clone();
+        if released > progress.through {
+            let first = progress.through.next();
+            cycle.lose(first, released);
+            (surroundings.observer)(&BridgeEvent::Lost {
+                source: source.clone(),
+                epoch: progress.epoch,
+                first,
+                last: released,
+                cause: LossCause::ReleasedBefore,
+            });
+        }
+        Self {
+            joint,
+            surroundings,
+            recorder,
+            source,
+            targets,
+            cycle,
+            halt: None,
+        }
+    }
+
+    /// One duty cycle. Returns how many frames it took through; 0 when the ring had none.
+    ///
+    /// # Errors
+    /// [`AgentError::Blocked`] asks to be called again later: the cycle goes on where it was. After any other error
+    /// the agent is of no further use; what it has not stored is still in the ring.
+    pub(crate) fn do_work(&mut self) -> Result<usize, AgentError> {
+        if self.cycle.progress == self.joint.writer.progress() && self.cycle.frames == 0 {
+            self.take()?;
+        }
+        if self.joint.release_before_durable {
+            self.joint.consumer.release(self.cycle.taken)?;
+        }
+        let frames = self.cycle.frames;
+        if frames > 0 {
+            hold::point("bridge.peeked");
+        }
+        self.append()?;
+        self.store_progress(self.cycle.progress)?;
+        if frames > 0 {
+            hold::point("bridge.progress-stored");
+            self.joint.consumer.release(self.cycle.taken)?;
+            hold::point("bridge.released");
+        }
+        self.cycle.clear();
+        Ok(frames)
+    }
+
+    /// Whether the ring was removed or replaced. Asked before a cycle that finds nothing, it means that the epoch is
+    /// over.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.joint.consumer.is_retired()
+    }
+
+    /// Records that nothing of this epoch will come any more.
+    pub(crate) fn end_epoch(mut self) -> Result<(), AgentError> {
+        let progress = Progress {
+            ended: true,
+            ..self.cycle.progress
+        };
+        self.store_progress(progress)?;
+        self.tell(BridgeEvent::EpochEnded {
+            source: self.source.clone(),
+            epoch: progress.epoch,
+            through: progress.through,
+            witnessed: true,
+        });
+        Ok(())
+    }
+
+    /// Lets go of the source.
+    pub(crate) fn stop(self, drained: bool) {
+        self.tell(BridgeEvent::Stopped {
+            source: self.source.clone(),
+            progress: self.joint.writer.progress(),
+            drained,
+        });
+    }
+
+    pub(crate) fn source(&self) -> &SourceName {
+        &self.source
+    }
+
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.joint.consumer.epoch()
+    }
+
+    fn tell(&self, event: BridgeEvent) {
+        (self.surroundings.observer)(&event);
+    }
+
+    /// Takes frames until a limit is reached, the ring is empty, or something stands in the way.
+    fn take(&mut self) -> Result<(), AgentError> {
+        if let Some(halt) = self.halt.take() {
+            return Err(halt);
+        }
+        let limits = self.joint.limits;
+        let mut taker = Taker {
+            plan: &self.joint.plan,
+            targets: &self.targets,
+            source: &self.source,
+            source_id: self.source.id(),
+            surroundings: self.surroundings,
+            recorder: self.recorder,
+            cycle: &mut self.cycle,
+        };
+        while taker.cycle.frames < limits.messages && taker.cycle.payload_bytes < limits.bytes {
+            let mut accepted = Ok(());
+            let found = self
+                .joint
+                .consumer
+                .peek(1, |frame| accepted = taker.accept(&frame));
+            match (found, accepted) {
+                (Ok(0), _) => break,
+                (Ok(_), Ok(())) => taker.cycle.frames += 1,
+                (Ok(_), Err(error)) => {
+                    self.halt = Some(error);
+                    break;
+                }
+                (Err(error), _) => {
+                    self.halt = Some(error.into());
+                    break;
+                }
+            }
+        }
+        match self.halt.take() {
+            Some(halt) if self.cycle.frames == 0 => Err(halt),
+            halt => {
+                self.halt = halt;
+                Ok(())
+            }
+        }
+    }
+
+    /// Brings what was taken into the log.
+    fn append(&mut self) -> Result<(), AgentError> {
+        for (target, batch) in self.targets.iter().zip(&mut self.cycle.batches) {
+            let bytes_max = APPEND_BYTES_MAX.min(target.topic.config().segment_bytes as usize / 2);
+            loop {
+                let entries = batch.next(bytes_max);
+                let count = entries.len();
+                if count == 0 {
+                    break;
+                }
+                let records: Vec<_> = entries.iter().map(|entry| batch.record(entry)).collect();
+                let answer = self
+                    .joint
+                    .writer
+                    .append(&target.topic, target.partition, &records)
+                    .map_err(|error| AgentError::refused(target, error))?;
+                let now_ns = self.surroundings.clock.monotonic_ns();
+                for (entry, answer) in entries.iter().zip(&answer.answers) {
+                    let count = match answer {
+                        Answer::Stored { .. } => &mut self.cycle.progress.routed,
+                        Answer::Duplicate { .. } => &mut self.cycle.progress.duplicate,
+                        // The record that was refused says why; the others of its batch only that they were not stored.
+                        Answer::Failed => continue,
+                        answer => {
+                            let identity = Identity {
+                                source: self.source.id(),
+                                epoch: self.cycle.progress.epoch,
+                                sequence: entry.sequence,
+                            };
+                            return Err(unexpected(target, identity, *answer));
+                        }
+                    };
+                    // A gap is counted as lost when it is found, once and not per partition.
+                    if !entry.is_gap() {
+                        *count += 1;
+                    }
+                }
+                if answer.durability.is_synced() {
+                    for published_ns in entries.iter().filter_map(|entry| entry.published_ns) {
+                        self.recorder
+                            .record_span(Hop::Durable, published_ns, now_ns);
+                    }
+                }
+                batch.advance(count);
+                hold::point("bridge.appended");
+            }
+        }
+        Ok(())
+    }
+
+    fn store_progress(&mut self, progress: Progress) -> Result<(), AgentError> {
+        assert_eq!(
+            progress.through.0,
+            progress.routed + progress.skipped + progress.duplicate + progress.lost,
+            "every sequence is counted once"
+        );
+        if progress == self.joint.writer.progress() {
+            return Ok(());
+        }
+        self.joint
+            .writer
+            .store_progress(&progress)
+            .map_err(|error| match error.is_no_space() {
+                true => AgentError::Blocked {
+                    reason: format!("the source's progress cannot be stored: {error}"),
+                },
+                false => error.into(),
+            })
+    }
+}
+
+/// What looks at each frame as it is taken.
+struct Taker<'t> {
+    plan: &'t Plan,
+    targets: &'t [Target],
+    source: &'t SourceName,
+    source_id: SourceId,
+    surroundings: Surroundings<'t>,
+    recorder: &'t mut dyn Recorder,
+    cycle: &'t mut Cycle,
+}
+
+impl Taker<'_> {
+    fn accept(&mut self, frame: &Frame<'_>) -> Result<(), AgentError> {
+        match frame {
+            Frame::Message(message) => self.message(message),
+            Frame::Gap { first, last } => {
+                self.notice_hole_before(*first);
+                let first = self.cycle.progress.through.next().max(*first);
+                if first <= *last {
+                    self.lost(first, *last, LossCause::GapFrame);
+                }
+                self.cycle.taken = *last;
+                Ok(())
+            }
+            Frame::Epoch { .. } => Err(AgentError::EpochFrame {
+                source_name: self.source.clone(),
+            }),
+        }
+    }
+
+    fn message(&mut self, message: &Message<'_>) -> Result<(), AgentError> {
+        let sequence = message.sequence;
+        if sequence <= self.cycle.progress.through {
+            // Accounted for by a bridge that was stopped before it could release it.
+            self.cycle.taken = sequence;
+            return Ok(());
+        }
+        if let Some(published_ns) = message.timestamp_ns {
+            let now_ns = self.surroundings.clock.monotonic_ns();
+            self.recorder
+                .record_span(Hop::RingHop, published_ns, now_ns);
+        }
+        let identity = Identity {
+            source: self.source_id,
+            epoch: self.cycle.progress.epoch,
+            sequence,
+        };
+        let kind = message.kind.0;
+        let destination = self.plan.destination(identity, kind, message.payload);
+        if destination == Destination::Unrouted {
+            return Err(AgentError::Unrouted {
+                source_name: self.source.clone(),
+                epoch: identity.epoch,
+                sequence,
+                kind,
+            });
+        }
+        self.notice_hole_before(sequence);
+        match destination {
+            Destination::Target { index, key } => {
+                let key = key.unwrap_or_else(|_| {
+                    (self.surroundings.observer)(&BridgeEvent::KeyOutOfReach {
+                        source: self.source.clone(),
+                        epoch: identity.epoch,
+                        sequence,
+                        topic: self.targets[index].topic.name().clone(),
+                    });
+                    None
+                });
+                let payload = message.payload;
+                self.cycle.payload_bytes += payload.len();
+                self.cycle.batches[index].push_message(
+                    sequence,
+                    kind,
+                    key,
+                    payload,
+                    message.timestamp_ns,
+                );
+            }
+            Destination::Skipped | Destination::Unrouted => self.cycle.progress.skipped += 1,
+        }
+        self.cycle.progress.through = sequence;
+        self.cycle.taken = sequence;
+        Ok(())
+    }
+
+    /// Everything between what was accounted for and `sequence` is missing.
+    fn notice_hole_before(&mut self, sequence: Sequence) {
+        let expected = self.cycle.progress.through.next();
+        if sequence > expected {
+            self.lost(expected, Sequence(sequence.0 - 1), LossCause::Hole);
+        }
+    }
+
+    fn lost(&mut self, first: Sequence, last: Sequence, cause: LossCause) {
+        self.cycle.lose(first, last);
+        (self.surroundings.observer)(&BridgeEvent::Lost {
+            source: self.source.clone(),
+            epoch: self.cycle.progress.epoch,
+            first,
+            last,
+            cause,
+        });
+    }
+}
+
+impl Cycle {
+    /// `first` to `last` never come: every partition is told, since any of them could have been theirs.
+    fn lose(&mut self, first: Sequence, last: Sequence) {
+        for batch in &mut self.batches {
+            batch.push_gap(first, last);
+        }
+        self.progress.lost += last.0 - first.0 + 1;
+        self.progress.through = last;
+    }
+
+    fn clear(&mut self) {
+        for batch in &mut self.batches {
+            batch.clear();
+        }
+        self.frames = 0;
+        self.payload_bytes = 0;
+    }
+}
+
+#[cold]
+fn unexpected(target: &Target, identity: Identity, answer: Answer) -> AgentError {
+    let topic = target.topic.name().clone();
+    let partition = target.partition;
+    match answer {
+        Answer::Conflict { offset } => AgentError::Conflict {
+            identity,
+            topic,
+            partition,
+            offset,
+        },
+        answer => AgentError::Refused {
+            identity,
+            topic,
+            partition,
+            answer,
+        },
+    }
+}

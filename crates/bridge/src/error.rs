@@ -1,0 +1,156 @@
+//! Why a bridge stops.
+
+use std::path::PathBuf;
+
+use teeline_core::{Epoch, Identity, Name, Offset, Partition, Sequence, SourceName};
+use teeline_log::{Answer, AppendError, OpenError, TopicError, storage::StorageError};
+use teeline_os::state::StateError;
+
+use crate::plan::{PlanError, Target};
+
+/// Why a bridge did not start, or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum BridgeError {
+    /// The log cannot be opened or made.
+    #[error(transparent)]
+    Log(#[from] OpenError),
+    /// A topic cannot be opened or made.
+    #[error(transparent)]
+    Topic(#[from] TopicError),
+    /// A topic exists and is not as the configuration describes it.
+    #[error(
+        "topic `{topic}` has {found}, but the configuration says {expected}: correct the configuration, a topic keeps \
+         what it was made with"
+    )]
+    OtherTopic {
+        /// The topic.
+        topic: Name,
+        /// What the log has.
+        found: String,
+        /// What the configuration says.
+        expected: String,
+    },
+    /// The host's state directory cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// One source cannot go on. What it has not stored is still in its ring.
+    #[error("ring {}: {error}", ring.display())]
+    Source {
+        /// The ring.
+        ring: PathBuf,
+        /// Why.
+        error: Box<AgentError>,
+    },
+}
+
+/// Why the agent of a source cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// Storing is not possible for now: no space, or a partition is busy. Nothing is lost: the ring keeps what is not
+    /// durable, and the bridge tries again.
+    #[error("{reason}")]
+    Blocked {
+        /// Why, and what helps.
+        reason: String,
+    },
+    /// The ring cannot be attached.
+    #[error(transparent)]
+    Attach(#[from] teeline_ring::AttachError),
+    /// The ring holds what no honest peer leaves there.
+    #[error(transparent)]
+    Ring(#[from] teeline_ring::PollError),
+    /// The source's place in the log cannot be had.
+    #[error(transparent)]
+    Writer(#[from] teeline_log::WriterError),
+    /// The log refuses to append.
+    #[error("topic `{topic}` partition {partition}: {error}")]
+    Append {
+        /// The topic.
+        topic: Name,
+        /// The partition.
+        partition: Partition,
+        /// Why.
+        error: Box<AppendError>,
+    },
+    /// The source's progress cannot be stored.
+    #[error("the source's progress cannot be stored: {0}")]
+    Progress(#[from] StorageError),
+    /// The routes cannot be followed.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The host's state directory cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// A message has a type that no route names, and the configuration does not say that such are skipped.
+    #[error(
+        "message {sequence} of epoch {epoch} has type {kind}, which no route of {source_name} names: add a route for it, \
+         or `others = \"skip\"`"
+    )]
+    Unrouted {
+        /// The source.
+        source_name: SourceName,
+        /// Its epoch.
+        epoch: Epoch,
+        /// The message.
+        sequence: Sequence,
+        /// Its type.
+        kind: u16,
+    },
+    /// A frame that begins another life of the source within the ring, as a relay of a feed writes it.
+    #[error(
+        "{source_name} is a relayed feed, which this bridge cannot follow from one session to the next: use a teeline that can"
+    )]
+    EpochFrame {
+        /// The source.
+        source_name: SourceName,
+    },
+    /// The log holds other bytes under a number that the ring gives to this message: the source published two things
+    /// under one identity.
+    #[error(
+        "{identity} is in topic `{topic}` partition {partition} at offset {offset} with other bytes: its source gave one \
+         number to two messages; compare them with `teeline ring dump` and `teeline log read`"
+    )]
+    Conflict {
+        /// The message.
+        identity: Identity,
+        /// The topic.
+        topic: Name,
+        /// The partition.
+        partition: Partition,
+        /// Where the other one is.
+        offset: Offset,
+    },
+    /// The log refuses a message for a reason that a writer in order never gives it.
+    #[error(
+        "{identity} is refused by topic `{topic}` partition {partition}: {answer:?}; stop whatever else writes as this source"
+    )]
+    Refused {
+        /// The message.
+        identity: Identity,
+        /// The topic.
+        topic: Name,
+        /// The partition.
+        partition: Partition,
+        /// The log's answer.
+        answer: Answer,
+    },
+}
+
+impl AgentError {
+    /// An append that `error` refused: for now, or for good.
+    #[cold]
+    pub(crate) fn refused(target: &Target, error: AppendError) -> Self {
+        let topic = target.topic.name().clone();
+        let partition = target.partition;
+        match error {
+            AppendError::Busy { .. } | AppendError::NoSpace(_) => Self::Blocked {
+                reason: format!("topic `{topic}` partition {partition}: {error}"),
+            },
+            error => Self::Append {
+                topic,
+                partition,
+                error: Box::new(error),
+            },
+        }
+    }
+}

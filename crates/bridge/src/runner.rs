@@ -1,0 +1,472 @@
+//! The bridge as a whole: opens the log, gives each source a thread, and keeps each attached to whatever ring is there.
+
+use std::{fmt, thread, time::Duration};
+
+use teeline_core::{Sequence, recorder::Recorder};
+use teeline_log::{
+    AppendError, Log, LogOptions, Succession, Topic, TopicError, Writer, WriterError,
+};
+use teeline_os::{SystemClock, cpu, sleep, state::StateDir};
+use teeline_ring::{AttachError, AttachOptions, Consumer, inspect};
+use teeline_sync::{
+    atomic::{AtomicBool, Ordering},
+    idle::{Backoff, IdleStrategy, Spin, Yield},
+};
+
+use crate::{
+    agent::{Agent, Joint, Surroundings},
+    config::{BridgeConfig, Idle, SourceConfig, TopicSpec},
+    error::{AgentError, BridgeError},
+    event::{BridgeEvent, Observer},
+    plan::{History, Plan, Rules, Target},
+};
+
+/// How long a source that cannot start or store waits before it looks again.
+const RETRY_EVERY: Duration = Duration::from_millis(50);
+
+/// How often an idle source looks whether its ring is still the one in the directory.
+const LOOK_EVERY_NS: u64 = 200_000_000;
+
+/// How long to try while a process that was just killed may still hold a ring's lock.
+const TAKEOVER_WAIT: Duration = Duration::from_millis(200);
+
+/// Makes the recorder of a source, on the source's own thread.
+pub type Recorders<'a> = dyn Fn(&SourceConfig) -> Box<dyn Recorder> + Sync + 'a;
+
+/// A bridge that is ready to run: its log is open, its topics exist.
+#[derive(Debug)]
+pub struct Bridge {
+    config: BridgeConfig,
+    log: Log,
+    state: StateDir,
+    release_before_durable: bool,
+}
+
+/// What came of an attempt to attach.
+enum Attached<T> {
+    Yes(T),
+    /// Not now: look again later.
+    NotYet(NotYet),
+}
+
+/// Why a source cannot start yet.
+struct NotYet {
+    /// What kind of reason: it is told once, though its words may change with time.
+    kind: &'static str,
+    reason: String,
+}
+
+/// How the work on one ring came to an end.
+enum End {
+    /// The bridge was told to stop.
+    Stopped,
+    /// The ring is over: another one may come.
+    RingOver,
+}
+
+impl Bridge {
+    /// Opens the log, or creates it, and creates the topics that are configured and missing.
+    ///
+    /// # Errors
+    /// When the log, a topic or the state directory cannot be opened or is not as configured.
+    pub fn open(config: BridgeConfig) -> Result<Self, BridgeError> {
+        let state = match &config.state_dir {
+            Some(dir) => StateDir::open(dir)?,
+            None => StateDir::open(StateDir::default_path()?)?,
+        };
+        let log = Log::open_or_create(&config.log_root, &LogOptions::default())?;
+        for topic in &config.topics {
+            open_topic(&log, topic)?;
+        }
+        Ok(Self {
+            config,
+            log,
+            state,
+            release_before_durable: false,
+        })
+    }
+
+    /// Breaks the bridge: it releases the ring before the batch is durable, so that a kill between the two loses
+    /// messages. For the test that proves that such a loss is noticed.
+    #[cfg(feature = "test-switches")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn release_before_durable(self) -> Self {
+        Self {
+            release_before_durable: true,
+            ..self
+        }
+    }
+
+    /// What the bridge does.
+    #[must_use]
+    pub fn config(&self) -> &BridgeConfig {
+        &self.config
+    }
+
+    /// The log it writes to.
+    #[must_use]
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Runs until `stop` is set, then drains the rings and returns. Each source has a thread of its own, on which
+    /// `recorders` makes its recorder; `observer` is told what happens.
+    ///
+    /// # Errors
+    /// When a source cannot go on. The others are drained first: what keeps the process alive should not be the half of
+    /// it that still works.
+    pub fn run(
+        &self,
+        stop: &AtomicBool,
+        recorders: &Recorders<'_>,
+        observer: &Observer<'_>,
+    ) -> Result<(), BridgeError> {
+        let failed = AtomicBool::new(false);
+        let stopping = || stop.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
+        let tend = |source: &SourceConfig| {
+            let alarm = Alarm(&failed);
+            let tender = Tender {
+                bridge: self,
+                config: source,
+                surroundings: Surroundings {
+                    clock: &SystemClock,
+                    observer,
+                },
+                stopping: &stopping,
+            };
+            tender.run(recorders).map_err(|error| BridgeError::Source {
+                ring: source.ring.clone(),
+                error: Box::new(error),
+            })?;
+            alarm.disarm();
+            Ok(())
+        };
+        let results: Vec<Result<(), BridgeError>> = thread::scope(|scope| {
+            let tend = &tend;
+            let threads: Vec<_> = self
+                .config
+                .sources
+                .iter()
+                .map(|source| scope.spawn(move || tend(source)))
+                .collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+                thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        results.into_iter().collect()
+    }
+}
+
+/// Tells the other sources that this one is over, however it ended, unless it ended well.
+struct Alarm<'a>(&'a AtomicBool);
+
+impl Alarm<'_> {
+    fn disarm(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Opens a topic, or creates it if it is missing; an existing one must be as described.
+fn open_topic(log: &Log, spec: &TopicSpec) -> Result<Topic, BridgeError> {
+    let topic = match log.topic(&spec.name) {
+        Err(TopicError::NotFound(_)) => match log.create_topic(&spec.name, &spec.config) {
+            // Another process was as quick.
+            Err(TopicError::AlreadyExists(_)) => log.topic(&spec.name),
+            created => created,
+        },
+        found => found,
+    }?;
+    let found = topic.config();
+    let differs = if found.partitions != spec.config.partitions {
+        let partitions = |count| format!("{count} partitions");
+        Some((
+            partitions(found.partitions),
+            partitions(spec.config.partitions),
+        ))
+    } else if found.durability != spec.config.durability {
+        let durability = |durability| format!("durability {durability}");
+        Some((
+            durability(found.durability),
+            durability(spec.config.durability),
+        ))
+    } else {
+        None
+    };
+    match differs {
+        None => Ok(topic),
+        Some((found, expected)) => Err(BridgeError::OtherTopic {
+            topic: spec.name.clone(),
+            found,
+            expected,
+        }),
+    }
+}
+
+/// Keeps one source attached to whatever ring is in its directory.
+struct Tender<'a> {
+    bridge: &'a Bridge,
+    config: &'a SourceConfig,
+    surroundings: Surroundings<'a>,
+    stopping: &'a (dyn Fn() -> bool + Sync),
+}
+
+impl Tender<'_> {
+    fn run(&self, recorders: &Recorders<'_>) -> Result<(), AgentError> {
+        if let Some(cpu) = self.config.cpu
+            && let Err(error) = cpu::pin_current(cpu)
+        {
+            self.warn(&error);
+        }
+        let mut recorder = recorders(self.config);
+        let mut told = None;
+        while !(self.stopping)() {
+            match self.attach(&mut *recorder)? {
+                Attached::Yes(agent) => {
+                    told = None;
+                    match self.drive(agent)? {
+                        End::Stopped => return Ok(()),
+                        End::RingOver => {}
+                    }
+                }
+                Attached::NotYet(NotYet { kind, reason }) => {
+                    if told != Some(kind) {
+                        told = Some(kind);
+                        self.tell(&BridgeEvent::Waiting {
+                            ring: self.config.ring.clone(),
+                            reason,
+                        });
+                    }
+                    sleep(RETRY_EVERY);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Does the agent's work until its ring is over or the bridge stops.
+    fn drive(&self, mut agent: Agent<'_>) -> Result<End, AgentError> {
+        let clock = self.surroundings.clock;
+        let mut idle = idle_strategy(self.config.idle);
+        let mut blocked = false;
+        let mut drain_deadline_ns = None;
+        let mut look_at_ns = clock.monotonic_ns() + LOOK_EVERY_NS;
+        loop {
+            // Both are asked before the ring is: what was published before is then seen.
+            let stopping = (self.stopping)();
+            let retired = agent.is_retired();
+            if stopping {
+                let limit_ns = u64::try_from(self.bridge.config.drain_limit.as_nanos());
+                let now_ns = clock.monotonic_ns();
+                let deadline_ns = *drain_deadline_ns
+                    .get_or_insert(now_ns.saturating_add(limit_ns.unwrap_or(u64::MAX)));
+                if now_ns > deadline_ns {
+                    agent.stop(false);
+                    return Ok(End::Stopped);
+                }
+            }
+            let work = match agent.do_work() {
+                Ok(work) => work,
+                Err(AgentError::Blocked { .. }) if stopping => {
+                    agent.stop(false);
+                    return Ok(End::Stopped);
+                }
+                Err(AgentError::Blocked { reason }) => {
+                    if !blocked {
+                        blocked = true;
+                        self.tell(&BridgeEvent::Blocked {
+                            source: agent.source().clone(),
+                            reason,
+                        });
+                    }
+                    sleep(RETRY_EVERY);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if blocked {
+                blocked = false;
+                self.tell(&BridgeEvent::Unblocked {
+                    source: agent.source().clone(),
+                });
+            }
+            if work > 0 {
+                idle.idle(work);
+                continue;
+            }
+            if retired {
+                agent.end_epoch()?;
+                return Ok(End::RingOver);
+            }
+            if stopping {
+                agent.stop(true);
+                return Ok(End::Stopped);
+            }
+            let now_ns = clock.monotonic_ns();
+            if now_ns >= look_at_ns {
+                look_at_ns = now_ns + LOOK_EVERY_NS;
+                if self.is_replaced(&agent) {
+                    // The next writer of the source reports that nobody saw how this epoch ended.
+                    return Ok(End::RingOver);
+                }
+            }
+            idle.idle(0);
+        }
+    }
+
+    /// Whether another ring has taken the place of the agent's, which nobody retired: its directory was removed by hand.
+    /// While there is no ring at all, the old one may still be written to.
+    fn is_replaced(&self, agent: &Agent<'_>) -> bool {
+        inspect::stat(&self.config.ring).is_ok_and(|stat| stat.ring.epoch != agent.epoch())
+    }
+
+    fn attach<'r>(
+        &'r self,
+        recorder: &'r mut dyn Recorder,
+    ) -> Result<Attached<Agent<'r>>, AgentError> {
+        let options = AttachOptions {
+            takeover_wait: TAKEOVER_WAIT,
+        };
+        let consumer = match Consumer::attach(&self.config.ring, &self.config.consumer, &options) {
+            Ok(consumer) => consumer,
+            Err(error @ AttachError::NotFound { .. }) => return not_yet("no ring", error),
+            Err(error @ AttachError::Retired { .. }) => return not_yet("retired", error),
+            Err(error @ AttachError::OwnerAlive { .. }) => return not_yet("ring held", error),
+            Err(error) => return Err(error.into()),
+        };
+        let source = consumer.source().clone();
+        let epoch = consumer.epoch();
+        self.bridge.state.observe_epoch(&source, epoch)?;
+        // The ring in the directory is of this epoch, so whatever came before it cannot be drained any more.
+        let succession = Succession::Abandon;
+        let writer = match self.bridge.log.writer(&source, epoch, succession) {
+            Ok(writer) => writer,
+            Err(error @ WriterError::Fenced { .. }) => return not_yet("fenced", error),
+            Err(error @ WriterError::Held { .. }) => return not_yet("writer held", error),
+            Err(error) => return Err(error.into()),
+        };
+        if writer.progress().ended {
+            let reason = format!("epoch {epoch} of {source} has ended: a new ring must come");
+            return not_yet("ended", reason);
+        }
+        if let Some(ended) = writer.succeeded().filter(|ended| !ended.witnessed) {
+            self.tell(&BridgeEvent::EpochEnded {
+                source: source.clone(),
+                epoch: ended.epoch,
+                through: ended.through,
+                witnessed: false,
+            });
+        }
+        let plan = self.plan(&writer)?;
+        for target in plan.targets() {
+            self.settle(&target)?;
+        }
+        self.tell(&BridgeEvent::Attached {
+            source,
+            epoch,
+            through: writer.progress().through,
+            released: consumer.last_released(),
+        });
+        let joint = Joint {
+            consumer,
+            writer,
+            plan,
+            limits: self.config.batch,
+            release_before_durable: self.bridge.release_before_durable,
+        };
+        Ok(Attached::Yes(Agent::new(
+            joint,
+            self.surroundings,
+            recorder,
+        )))
+    }
+
+    /// Where messages go: as the configuration says, and before that as the log has it recorded.
+    fn plan(&self, writer: &Writer) -> Result<Plan, AgentError> {
+        let log = &self.bridge.log;
+        let (source, epoch, through) = (writer.source(), writer.epoch(), writer.progress().through);
+        let path = log.root().join("sources").join(format!("{source}.routes"));
+        let recorded = History::read(&path)?;
+        let rules = Rules::new(&self.config.routes, self.config.others);
+        let resumed = log.resume(source)?;
+        let stored = resumed
+            .partitions
+            .iter()
+            .filter(|last| last.epoch == epoch)
+            .map(|last| last.sequence)
+            .max()
+            .unwrap_or(Sequence::NONE);
+        let history = History::go_on(recorded.as_ref(), epoch, through, stored, rules);
+        let plan = Plan::resolve(log, &history, &self.config.routes)?;
+        if recorded.as_ref() != Some(&history) {
+            history.write(&path)?;
+            if history.current_from() > Sequence(1) {
+                self.tell(&BridgeEvent::RoutesChanged {
+                    source: source.clone(),
+                    epoch,
+                    from: history.current_from(),
+                });
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Opens a partition for appending, and says what had to be put right. One that was stopped by a failed sync is
+    /// opened anew: what was not durable there is still in the ring.
+    fn settle(&self, target: &Target) -> Result<(), AgentError> {
+        let Target { topic, partition } = target;
+        let report = match topic.recover(*partition) {
+            Err(stopped @ AppendError::Stopped { .. }) => {
+                self.warn(&stopped);
+                topic.reopen(*partition)
+            }
+            report => report,
+        }
+        .map_err(|error| AgentError::refused(target, error))?;
+        if let Some(torn) = &report.torn {
+            self.warn(torn);
+        }
+        if let Some((first, last)) = report.lost {
+            let name = topic.name();
+            self.warn(&format_args!(
+                "topic `{name}` partition {partition}: offsets {first} to {last} may have been answered and are gone"
+            ));
+        }
+        Ok(())
+    }
+
+    fn tell(&self, event: &BridgeEvent) {
+        (self.surroundings.observer)(event);
+    }
+
+    fn warn(&self, what: &dyn fmt::Display) {
+        self.tell(&BridgeEvent::Warning {
+            ring: self.config.ring.clone(),
+            what: what.to_string(),
+        });
+    }
+}
+
+fn not_yet<T>(kind: &'static str, reason: impl fmt::Display) -> Result<Attached<T>, AgentError> {
+    Ok(Attached::NotYet(NotYet {
+        kind,
+        reason: reason.to_string(),
+    }))
+}
+
+fn idle_strategy(idle: Idle) -> Box<dyn IdleStrategy> {
+    match idle {
+        Idle::Spin => Box::new(Spin),
+        Idle::Yield => Box::new(Yield),
+        Idle::Backoff => Box::new(Backoff::default()),
+    }
+}
