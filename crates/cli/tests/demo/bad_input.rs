@@ -1,10 +1,15 @@
 //! One line says what, where and what to do; status 2; nothing half-made stays behind.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use crate::{Demo, Said, real_data};
 
-fn file(dir: &Path, name: &str, bytes: &[u8]) -> std::path::PathBuf {
+fn file(dir: &Path, name: &str, bytes: &[u8]) -> PathBuf {
     let path = dir.join(name);
     fs::write(&path, bytes).unwrap();
     path
@@ -104,44 +109,45 @@ fn wrong_use_is_explained() {
         .refused(&["--count 0 leaves nothing to carry"]);
 }
 
+/// `teeline` as a user who owns nothing; `None`, said aloud, where that cannot be had.
+fn as_nobody() -> Option<Command> {
+    let nobody = |arg: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", arg]);
+        command
+    };
+    let teeline = env!("CARGO_BIN_EXE_teeline");
+    if nobody(teeline)
+        .arg("--version")
+        .output()
+        .is_ok_and(|output| output.status.success())
+    {
+        return Some(nobody(teeline));
+    }
+    eprintln!(
+        "skipped: a directory without permission (no `setpriv`, or nobody may not run {teeline})"
+    );
+    None
+}
+
 #[test]
 fn a_directory_without_permission_is_refused() {
     let base = tempfile::tempdir().unwrap();
-    let dir = base.path().join("closed");
-    fs::create_dir(&dir).unwrap();
-    fs::set_permissions(&dir, fs::Permissions::from_mode(0o500)).unwrap();
-    if fs::write(dir.join("probe"), "").is_ok() {
-        // The superuser may write everywhere: try as somebody else.
-        fs::remove_file(dir.join("probe")).unwrap();
-        fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let mut command = Command::new("setpriv");
-        command
-            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-            .arg(env!("CARGO_BIN_EXE_teeline"));
-        let demo = Demo::under(command, []).arg("--dir", dir.join("run"));
-        fs::set_permissions(demo.temporary.path(), fs::Permissions::from_mode(0o777)).unwrap();
-        let Ok(probe) = Command::new("setpriv")
-            .args(["--reuid=65534", env!("CARGO_BIN_EXE_teeline"), "--version"])
-            .output()
-        else {
-            eprintln!("skipped: a directory without permission (superuser, and no `setpriv`)");
-            return;
-        };
-        if !probe.status.success() {
-            eprintln!("skipped: a directory without permission (nobody may not run the binary)");
-            return;
+    let closed = base.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o500)).unwrap();
+    let is_superuser = fs::write(closed.join("probe"), "").is_ok();
+    let demo = match is_superuser {
+        false => Demo::new([]),
+        true => {
+            fs::remove_file(closed.join("probe")).unwrap();
+            let Some(command) = as_nobody() else { return };
+            Demo::under(command, [])
         }
-        return demo.run().refused(&[
-            "cannot create the directory",
-            "closed/run: Permission denied",
-            "mode 0500",
-        ]);
-    }
-    Demo::new([]).arg("--dir", dir.join("run")).run().refused(&[
-        "cannot create the directory",
-        "closed/run: Permission denied",
-        "mode 0500",
-    ]);
+    };
+    let said = demo.arg("--dir", closed.join("run")).run();
+    said.refused(&["closed/run: Permission denied", "with mode 0500"]);
 }
 
 /// A demo that sees a file system of `size` at `mount_point`; `None` where namespaces are not to be had.

@@ -1,6 +1,11 @@
 //! Runs the demo's processes, kills them, starts them again, and sees the whole through to its end.
 
-use std::{collections::BTreeMap, fs, process::ExitStatus, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap, fs, os::unix::process::ExitStatusExt, process::ExitStatus, sync::Arc,
+    time::Duration,
+};
+
+use rustix::process::Signal;
 
 use teeline_core::time::Clock;
 use teeline_os::{Context, SystemClock, sleep};
@@ -8,7 +13,7 @@ use teeline_sync::atomic::{AtomicBool, Ordering};
 
 use super::{
     audit::RingRemains,
-    process::{Kill, Process},
+    process::Process,
     progress::{Observer, Progress},
     roles::Role,
     schedule::Schedule,
@@ -160,16 +165,21 @@ impl<'a> Conductor<'a> {
             } else if now_ns - last_move.1 > STALL_LIMIT_NS {
                 return Ok(End::GivenUp(self.stalled(&progress)));
             }
-            self.interfere(&progress)?;
+            if let Some(why) = self.interfere(&progress)? {
+                return Ok(End::GivenUp(why));
+            }
             sleep(LOOK_INTERVAL);
         }
     }
 
-    /// Does what is due: kills, the loss of the rings, and, when all that is over, the last order.
-    fn interfere(&mut self, progress: &Progress) -> Result<(), Failure> {
+    /// Does what is due: kills, the loss of the rings, and, when all that is over, the last order. Returns why the run has
+    /// to be given up, if it has.
+    fn interfere(&mut self, progress: &Progress) -> Result<Option<String>, Failure> {
         for role in KILLED {
-            if self.is_due(role, progress) {
-                self.kill_and_restart(role, progress)?;
+            if self.is_due(role, progress)
+                && let Some(why) = self.kill_and_restart(role)?
+            {
+                return Ok(Some(why));
             }
         }
         if self.lose_ring_at.is_some_and(|at| progress.gateway >= at) {
@@ -182,38 +192,33 @@ impl<'a> Conductor<'a> {
             self.last_order_asked_for = true;
             self.process(Role::Strategy).send_word();
         }
-        Ok(())
+        Ok(None)
     }
 
     fn is_due(&mut self, role: Role, progress: &Progress) -> bool {
         match self.aim {
             Some((aimed, _)) if aimed == role => self.process(role).is_held(),
-            _ => self
-                .schedules
-                .get(&role)
-                .is_some_and(|schedule| schedule.is_due(progress.of(role))),
+            _ => {
+                let schedule = self.schedules.get(&role);
+                schedule.is_some_and(|schedule| schedule.is_due(progress.of(role)))
+            }
         }
     }
 
     /// Kills `role` and starts it again at once. Counts only when a living process was hit; work left there was, since
     /// the last order waits for this.
-    fn kill_and_restart(&mut self, role: Role, progress: &Progress) -> Result<(), Failure> {
+    fn kill_and_restart(&mut self, role: Role) -> Result<Option<String>, Failure> {
         if let Some(schedule) = self.schedules.get_mut(&role) {
             sleep(Duration::from_micros(schedule.delay_us()));
         }
-        match self.process(role).kill()? {
-            Kill::CarriedOut => {
-                self.aim = self.aim.filter(|(aimed, _)| *aimed != role);
-                self.schedules.entry(role).and_modify(Schedule::hit);
-            }
-            Kill::Missed(status) => {
-                self.schedules
-                    .entry(role)
-                    .and_modify(|schedule| schedule.missed(progress.of(role)));
-                self.judge_end(role, status)?;
-            }
+        let status = self.process(role).kill()?;
+        if status.signal() != Some(Signal::KILL.as_raw()) {
+            return self.judge_end(role, status).map(Some);
         }
-        self.start(role)
+        self.aim = self.aim.filter(|(aimed, _)| *aimed != role);
+        self.schedules.entry(role).and_modify(Schedule::hit);
+        self.start(role)?;
+        Ok(None)
     }
 
     /// Does to everything that maps rings what a reboot does: kills it and takes the memory away.

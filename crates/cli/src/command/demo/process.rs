@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::Write,
-    os::unix::process::{CommandExt, ExitStatusExt},
+    os::unix::process::CommandExt,
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
 };
@@ -30,15 +30,6 @@ pub(crate) struct Process {
     pub(crate) latency_page: Option<String>,
     /// The running process, until it was killed or its end was noticed.
     child: Option<Child>,
-}
-
-/// What a kill met.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kill {
-    /// A living process, which is gone now.
-    CarriedOut,
-    /// Nobody: the process had ended by itself.
-    Missed(ExitStatus),
 }
 
 impl Process {
@@ -122,18 +113,16 @@ impl Process {
         Ok(())
     }
 
-    /// Kills the process with SIGKILL and waits for its end.
-    pub(crate) fn kill(&mut self) -> Result<Kill, Failure> {
+    /// Kills the process with SIGKILL, waits for its end and returns how it ended: by this kill, unless it had ended by
+    /// itself before.
+    pub(crate) fn kill(&mut self) -> Result<ExitStatus, Failure> {
         let lost = |error| Failure::new(format!("lost the demo's {}: {error}", self.role.name()));
         let child = self.child.take();
         let mut child = child.expect("the conductor kills what it has started");
         let killed = child.kill();
         let status = child.wait().map_err(lost)?;
         killed.map_err(lost)?;
-        Ok(match status.signal() {
-            Some(signal) if signal == Signal::KILL.as_raw() => Kill::CarriedOut,
-            _ => Kill::Missed(status),
-        })
+        Ok(status)
     }
 
     /// How the process ended, if it ended by itself since it was started. Told once.

@@ -1,7 +1,5 @@
 //! When the next process dies: at random moments of its own progress, drawn from the seed.
 
-use std::ops::RangeInclusive;
-
 /// The kills of one role that are still to be carried out.
 #[derive(Debug)]
 pub(crate) struct Schedule {
@@ -15,9 +13,7 @@ pub(crate) struct Schedule {
 impl Schedule {
     /// `kills` moments in the work on `total` facts.
     pub(crate) fn new(mut random: fastrand::Rng, kills: u32, total: u64) -> Self {
-        let mut due_at: Vec<u64> = (0..kills)
-            .map(|_| draw(&mut random, 0..=total.saturating_sub(1)))
-            .collect();
+        let mut due_at: Vec<u64> = (0..kills).map(|_| random.u64(..total.max(1))).collect();
         due_at.sort_unstable_by(|a, b| b.cmp(a));
         Self {
             random,
@@ -44,17 +40,7 @@ impl Schedule {
         self.carried_out += 1;
     }
 
-    /// The kill that was due found nobody to hit: draws another moment for it.
-    pub(crate) fn missed(&mut self, progress: u64) {
-        if let Some(next) = self.due_at.last_mut() {
-            *next = draw(
-                &mut self.random,
-                progress..=self.total.saturating_sub(1).max(progress),
-            );
-        }
-        self.due_at.sort_unstable_by(|a, b| b.cmp(a));
-    }
-
+    /// Whether all kills were carried out.
     pub(crate) fn is_done(&self) -> bool {
         self.due_at.is_empty()
     }
@@ -62,10 +48,6 @@ impl Schedule {
     pub(crate) fn carried_out(&self) -> u32 {
         self.carried_out
     }
-}
-
-fn draw(random: &mut fastrand::Rng, moments: RangeInclusive<u64>) -> u64 {
-    random.u64(moments)
 }
 
 #[cfg(test)]
@@ -87,15 +69,5 @@ mod tests {
             assert!(progress < 50, "seed {seed}");
             assert_eq!(schedule.carried_out(), 10);
         }
-    }
-
-    #[test]
-    fn a_kill_that_missed_is_drawn_again_and_not_counted() {
-        let mut schedule = Schedule::new(fastrand::Rng::with_seed(1), 1, 50);
-        schedule.missed(49);
-        assert!(!schedule.is_due(48) && schedule.is_due(49) && !schedule.is_due(50));
-        assert_eq!(schedule.carried_out(), 0);
-        schedule.hit();
-        assert!(schedule.is_done());
     }
 }
