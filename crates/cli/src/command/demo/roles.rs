@@ -4,8 +4,9 @@
 //! A fact is published once per life of the fill ring, and again only if it is in no durable record: the gateway
 //! knows from the ring's last frame and, per partition, from the log's last record which facts it need not publish.
 
+mod gateway;
+
 use std::{
-    collections::HashMap,
     io::{self, BufRead},
     os::unix::process::CommandExt,
     path::Path,
@@ -17,21 +18,14 @@ use std::{
 use clap::{Args, Subcommand};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use teeline_core::{
-    Identity, Offset, Partition, Sequence,
     recorder::{Hop, NoRecorder, Recorder},
     time::Clock,
 };
-use teeline_delivery::{
-    hook::CrashPoint,
-    positions::{FILL, Fill, Positions},
-};
+use teeline_delivery::{hook::CrashPoint, positions::Positions};
 use teeline_latency::CoreRecorder;
-use teeline_log::{LastStored, Log, LogOptions, Record};
+use teeline_log::{Log, LogOptions};
 use teeline_os::{SystemClock, cpu, hold, sleep, state::StateDir};
-use teeline_ring::{
-    Alignment, AttachError, AttachOptions, Consumer, Frame, MessageType, Producer, PublishError,
-    RingOptions,
-};
+use teeline_ring::{Alignment, AttachOptions, MessageType, Producer, PublishError, RingOptions};
 use teeline_sync::{
     atomic::{AtomicBool, Ordering},
     idle::{Backoff, IdleStrategy},
@@ -41,7 +35,7 @@ use teeline_sync::{
 use super::broken::Rule;
 use super::{
     facts,
-    workplace::{self, BRIDGE, FILLS, GATEWAY, GROUP, ORDERS, Paths, TOPIC},
+    workplace::{self, GATEWAY, GROUP, ORDERS, Paths, TOPIC},
 };
 use crate::output::{Answer, Failure};
 
@@ -51,20 +45,11 @@ const ORDER: u16 = 2;
 /// Bytes of the order ring: a few hundred orders.
 const ORDERS_CAPACITY: u64 = 64 * 1024;
 
-/// Bytes of the fill ring: about two thousand fills, which is more than the bridge is behind in a restart.
-const FILLS_CAPACITY: u64 = 256 * 1024;
-
 /// How long to wait for the lock of a predecessor that was just killed.
 const TAKEOVER_WAIT: Duration = Duration::from_secs(10);
 
 /// How long to sleep at most between two looks for work, in microseconds.
 const NAP_US_MAX: u64 = 200;
-
-/// Most orders that the gateway takes up at once.
-const ORDERS_PER_POLL: usize = 64;
-
-/// Most records that are read from the log at once.
-const RECORDS_PER_POLL: usize = 1_024;
 
 /// Most fills that one transaction applies to the positions.
 const FILLS_PER_TRANSACTION: usize = 256;
@@ -153,11 +138,11 @@ impl RoleArgs {
         if let Some(cpu) = self.cpu {
             cpu::pin_current(cpu).map_err(Failure::new)?;
         }
-        let mut recorder = recorder(self.latency_page.as_deref())?;
+        let page = self.latency_page.as_deref();
         match self.role {
             RoleVerb::Strategy(pace) => strategy(&self.paths, pace)?,
-            RoleVerb::Gateway => gateway(&self.paths, &mut *recorder)?,
-            RoleVerb::Bridge => bridge(&self.paths, self.latency_page.as_deref())?,
+            RoleVerb::Gateway => gateway::run(&self.paths, &mut *recorder(page)?)?,
+            RoleVerb::Bridge => bridge(&self.paths, page)?,
             RoleVerb::Positions => positions(&self.paths)?,
         }
         Ok(Answer::Fine)
@@ -275,126 +260,6 @@ fn publish(
         Err(PublishError::Full { .. }) => Ok(false),
         Err(error) => Err(Failure::new(error)),
     }
-}
-
-/// Turns every order into a fill, once: an order is released when its fill is published.
-fn gateway(paths: &Paths, recorder: &mut dyn Recorder) -> Result<(), Failure> {
-    let stop = stop_on_sigterm()?;
-    let options = RingOptions::new(workplace::source(FILLS))
-        .capacity(FILLS_CAPACITY)
-        .alignment(Alignment::A64)
-        .consumer(workplace::name(BRIDGE))
-        .stamped(true);
-    let mut fills = producer(&options, &paths.ring(FILLS), &paths.state())?;
-    let log = Log::open(paths.log(), &LogOptions::default()).map_err(Failure::new)?;
-    let done = Done::read(&mut fills, &log)?;
-    let Some(mut orders) = attach_when_made(&paths.ring(ORDERS), &stop)? else {
-        return Ok(());
-    };
-    let mut idle = idle();
-    let mut taken: Vec<(Sequence, Vec<u8>)> = Vec::with_capacity(ORDERS_PER_POLL);
-    while !stop.load(Ordering::Relaxed) {
-        taken.clear();
-        let take = |frame: Frame<'_>| {
-            if let Frame::Message(message) = frame {
-                taken.push((message.sequence, message.payload.to_vec()));
-            }
-        };
-        orders.peek(ORDERS_PER_POLL, take).map_err(Failure::new)?;
-        for (sequence, order) in &taken {
-            let fill = Fill::decode(order).map_err(Failure::new)?;
-            while !done.contains(&fill) && !publish(&mut fills, MessageType(FILL), order, recorder)?
-            {
-                if stop.load(Ordering::Relaxed) {
-                    return Ok(());
-                }
-                idle.idle(0);
-            }
-            orders.release(*sequence).map_err(Failure::new)?;
-        }
-        idle.idle(taken.len());
-    }
-    Ok(())
-}
-
-/// The consumer's side of a ring that another process makes; `None` when the process has to stop before that.
-fn attach_when_made(dir: &Path, stop: &AtomicBool) -> Result<Option<Consumer>, Failure> {
-    while !stop.load(Ordering::Relaxed) {
-        match Consumer::attach(dir, &workplace::name(GATEWAY), &attach_options()) {
-            Ok(consumer) => return Ok(Some(consumer)),
-            Err(AttachError::NotFound { .. }) => sleep(Duration::from_millis(1)),
-            Err(error) => return Err(Failure::new(error)),
-        }
-    }
-    Ok(None)
-}
-
-/// The facts that a gateway that has just started need not publish.
-struct Done {
-    /// Execution id in the last frame of the ring: everything up to it was published into this ring, or was durable
-    /// before it was made.
-    in_ring: u64,
-    /// Per partition, the execution id in the last durable record. Facts reach a partition in the order of their ids.
-    in_log: HashMap<Partition, u64>,
-}
-
-impl Done {
-    fn read(fills: &mut Producer, log: &Log) -> Result<Self, Failure> {
-        let mut in_ring = Ok(0);
-        let newest = fills.last_frames(1, |message| {
-            in_ring = Fill::decode(message.payload).map(|fill| fill.exec_id);
-        });
-        newest.map_err(Failure::new)?;
-        let stored = log.resume(fills.source()).map_err(Failure::new)?.partitions;
-        let last = stored
-            .iter()
-            .max_by_key(|stored| (stored.epoch, stored.sequence));
-        let last = last.map(|stored| Identity {
-            source: fills.source_id(),
-            epoch: stored.epoch,
-            sequence: stored.sequence,
-        });
-        fills.resume(last).map_err(Failure::new)?;
-        let in_log = stored
-            .iter()
-            .map(|stored| Ok((stored.partition, last_exec_id(log, stored)?)));
-        Ok(Self {
-            in_ring: in_ring.map_err(Failure::new)?,
-            in_log: in_log.collect::<Result<_, Failure>>()?,
-        })
-    }
-
-    fn contains(&self, fill: &Fill) -> bool {
-        let partition =
-            teeline_log::partition_for_key(fill.account.as_bytes(), workplace::PARTITIONS);
-        let in_log = self.in_log.get(&partition).copied().unwrap_or(0);
-        fill.exec_id <= self.in_ring.max(in_log)
-    }
-}
-
-/// Execution id in the last fill up to the record `stored`, which may itself report a gap.
-fn last_exec_id(log: &Log, stored: &LastStored) -> Result<u64, Failure> {
-    if stored.kind == FILL {
-        return Fill::decode(&stored.value)
-            .map(|fill| fill.exec_id)
-            .map_err(Failure::new);
-    }
-    let topic = log.topic(&stored.topic).map_err(Failure::new)?;
-    let mut reader = log
-        .reader(&topic, stored.partition, Offset(0))
-        .map_err(Failure::new)?;
-    let mut last = Ok(0);
-    let mut note = |record: &Record<'_>| {
-        if record.control.is_none() {
-            last = Fill::decode(record.value).map(|fill| fill.exec_id);
-        }
-    };
-    while reader
-        .poll(RECORDS_PER_POLL, &mut note)
-        .map_err(Failure::new)?
-        > 0
-    {}
-    last.map_err(Failure::new)
 }
 
 /// Becomes the bridge that everybody runs. What the kernel was told for this process holds on.
