@@ -10,7 +10,6 @@ pub type Observer<'a> = dyn Fn(&BridgeEvent) + Sync + 'a;
 
 /// Something an operator wants to know. `Display` says it in one sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum BridgeEvent {
     /// The source cannot start yet; the bridge looks again until it can. Told once per reason.
     Waiting {

@@ -1,15 +1,24 @@
 //! `teeline bridge`: tee rings into the log.
 
-use std::path::PathBuf;
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use clap::Subcommand;
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use teeline_bridge::{Bridge, BridgeConfig, BridgeEvent};
+use teeline_core::{SourceName, recorder::NoRecorder};
+use teeline_sync::atomic::AtomicBool;
 
 use crate::output::{Answer, Failure, Output};
 
 /// The verbs of `teeline bridge`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BridgeVerb {
-    /// Run in the foreground until SIGTERM or SIGINT, which drain.
+    /// Run in the foreground until SIGTERM or SIGINT, which drain; a second one ends at once.
     Run {
         /// The configuration, a TOML file.
         #[arg(long)]
@@ -21,7 +30,173 @@ impl BridgeVerb {
     /// Does what the verb says.
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let Self::Run { config } = self;
-        out.line(config.display())?;
+        let config = BridgeConfig::read(&config).map_err(Failure::new)?;
+        let stop = stop_on_signals()
+            .map_err(|error| Failure::new(format_args!("cannot listen to signals: {error}")))?;
+        let bridge = Bridge::open(config).map_err(Failure::new)?;
+        let out = Mutex::new(out);
+        let print = |event: &BridgeEvent| {
+            let mut out = out.lock().unwrap_or_else(PoisonError::into_inner);
+            // What the bridge is for matters more than who listens: it goes on without.
+            drop(print(event, &mut out));
+        };
+        bridge
+            .run(&stop, &|_source| Box::new(NoRecorder), &print)
+            .map_err(Failure::new)?;
         Ok(Answer::Fine)
+    }
+}
+
+/// A flag that the first SIGTERM or SIGINT sets; the second ends the process.
+fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        // In this order: the second signal finds the flag that the first has set.
+        signal_hook::flag::register_conditional_shutdown(signal, 2, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    Ok(stop)
+}
+
+fn print(event: &BridgeEvent, out: &mut Output) -> Result<(), Failure> {
+    if out.is_json() {
+        out.object(&EventLine::new(event))?;
+    } else {
+        out.line(event)?;
+    }
+    out.flush()
+}
+
+/// An event for programs: its name, the fields it has, and the sentence that people are told.
+#[derive(Default, Serialize)]
+struct EventLine {
+    event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ring: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    epoch: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sequence: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    topic: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    through: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    released: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    witnessed: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drained: Option<bool>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    counts: Option<Counts>,
+    text: String,
+}
+
+/// What became of the sequences of an epoch: `through` is their sum.
+#[derive(Serialize)]
+struct Counts {
+    routed: u64,
+    skipped: u64,
+    duplicate: u64,
+    lost: u64,
+}
+
+impl EventLine {
+    fn new(event: &BridgeEvent) -> Self {
+        let text = event.to_string();
+        let of = |name, source: &SourceName| Self {
+            event: name,
+            source: Some(source.to_string()),
+            text: text.clone(),
+            ..Self::default()
+        };
+        let at = |name, ring: &Path| Self {
+            event: name,
+            ring: Some(ring.display().to_string()),
+            text: text.clone(),
+            ..Self::default()
+        };
+        match event {
+            BridgeEvent::Waiting { ring, .. } => at("waiting", ring),
+            BridgeEvent::Warning { ring, .. } => at("warning", ring),
+            BridgeEvent::Attached {
+                source,
+                epoch,
+                through,
+                released,
+            } => Self {
+                epoch: Some(epoch.0),
+                through: Some(through.0),
+                released: Some(released.0),
+                ..of("attached", source)
+            },
+            BridgeEvent::KeyOutOfReach {
+                source,
+                epoch,
+                sequence,
+                topic,
+            } => Self {
+                epoch: Some(epoch.0),
+                sequence: Some(sequence.0),
+                topic: Some(topic.to_string()),
+                ..of("key_out_of_reach", source)
+            },
+            BridgeEvent::Lost {
+                source,
+                epoch,
+                first,
+                last,
+                ..
+            } => Self {
+                epoch: Some(epoch.0),
+                first: Some(first.0),
+                last: Some(last.0),
+                ..of("lost", source)
+            },
+            BridgeEvent::Blocked { source, .. } => of("blocked", source),
+            BridgeEvent::Unblocked { source } => of("unblocked", source),
+            BridgeEvent::EpochEnded {
+                source,
+                epoch,
+                through,
+                witnessed,
+            } => Self {
+                epoch: Some(epoch.0),
+                through: Some(through.0),
+                witnessed: Some(*witnessed),
+                ..of("epoch_ended", source)
+            },
+            BridgeEvent::RoutesChanged {
+                source,
+                epoch,
+                from,
+            } => Self {
+                epoch: Some(epoch.0),
+                first: Some(from.0),
+                ..of("routes_changed", source)
+            },
+            BridgeEvent::Stopped {
+                source,
+                progress,
+                drained,
+            } => Self {
+                epoch: Some(progress.epoch.0),
+                through: Some(progress.through.0),
+                drained: Some(*drained),
+                counts: Some(Counts {
+                    routed: progress.routed,
+                    skipped: progress.skipped,
+                    duplicate: progress.duplicate,
+                    lost: progress.lost,
+                }),
+                ..of("stopped", source)
+            },
+        }
     }
 }

@@ -1,16 +1,69 @@
-//! `teeline log`: look at a log.
+//! `teeline log`: look at a log. Only reads: no lock is taken, nothing is changed, and the log's own writers may go on.
 
-use std::path::PathBuf;
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::Subcommand;
+use serde::Serialize;
+use teeline_core::{Name, Offset, Partition, SourceId, SourceName};
+use teeline_log::{
+    Control, Log, LogOptions, Progress, Reader, Record, Severity, Topic, format::progress::Slot,
+};
 
-use crate::output::{Answer, Failure, Output};
+use crate::{
+    command::bytes::{Excerpt, hex},
+    output::{Answer, Failure, Output},
+};
 
 /// The verbs of `teeline log`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LogVerb {
-    /// List the topics of a log.
+    /// List the topics, and how many records each has.
     Topics {
+        /// The log's directory.
+        root: PathBuf,
+    },
+    /// Print the records of a topic.
+    Read {
+        /// The log's directory.
+        root: PathBuf,
+        /// The topic.
+        topic: Name,
+        /// Only this partition; otherwise all, one after the other.
+        #[arg(long, short)]
+        partition: Option<u32>,
+        /// First offset to print, in each partition; otherwise the oldest kept.
+        #[arg(long)]
+        from: Option<u64>,
+        /// Print no more than so many records.
+        #[arg(long, short = 'n')]
+        limit: Option<usize>,
+        /// Wait for more at the end, until interrupted.
+        #[arg(long, short)]
+        follow: bool,
+    },
+    /// Read every byte and say what is wrong: exit status 1 when durable data is damaged.
+    Verify {
+        /// The log's directory.
+        root: PathBuf,
+        /// Only this topic.
+        #[arg(long)]
+        topic: Option<Name>,
+    },
+    /// List what consumer groups have committed, and how far they are behind.
+    Offsets {
+        /// The log's directory.
+        root: PathBuf,
+        /// Only this group.
+        #[arg(long)]
+        group: Option<Name>,
+    },
+    /// List the sources that write here, and how far each has come.
+    Sources {
         /// The log's directory.
         root: PathBuf,
     },
@@ -19,8 +72,483 @@ pub(crate) enum LogVerb {
 impl LogVerb {
     /// Does what the verb says.
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
-        let Self::Topics { root } = self;
-        out.line(root.display())?;
-        Ok(Answer::Fine)
+        match self {
+            Self::Topics { root } => topics(&open(&root)?, out),
+            Self::Read {
+                root,
+                topic,
+                partition,
+                from,
+                limit,
+                follow,
+            } => {
+                let log = open(&root)?;
+                let topic = log.topic(&topic).map_err(Failure::new)?;
+                let mut readers = readers(&log, &topic, partition, from)?;
+                let names = source_names(&log)?;
+                read(&mut readers, limit, follow, &mut Printer { out, names })
+            }
+            Self::Verify { root, topic } => verify(&open(&root)?, topic.as_ref(), out),
+            Self::Offsets { root, group } => offsets(&open(&root)?, group.as_ref(), out),
+            Self::Sources { root } => sources(&open(&root)?, out),
+        }
     }
+}
+
+fn open(root: &Path) -> Result<Log, Failure> {
+    Log::open(root, &LogOptions::read_only()).map_err(Failure::new)
+}
+
+#[derive(Serialize)]
+struct TopicLine {
+    topic: String,
+    partitions: u32,
+    durability: String,
+    segment_bytes: u32,
+    /// Readable ones, over all partitions.
+    records: u64,
+    /// Per partition, the offset that the next readable record gets.
+    high_watermarks: Vec<u64>,
+}
+
+fn topics(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
+    let mut rows = Vec::new();
+    for topic in log.topics().map_err(Failure::new)? {
+        let config = topic.config();
+        let mut line = TopicLine {
+            topic: topic.name().to_string(),
+            partitions: config.partitions,
+            durability: config.durability.to_string(),
+            segment_bytes: config.segment_bytes,
+            records: 0,
+            high_watermarks: Vec::new(),
+        };
+        for partition in topic.partitions() {
+            let start = topic.start(partition).map_err(Failure::new)?;
+            let end = topic.high_watermark(partition).map_err(Failure::new)?;
+            line.records += end.0.saturating_sub(start.0);
+            line.high_watermarks.push(end.0);
+        }
+        if out.is_json() {
+            out.object(&line)?;
+        } else {
+            rows.push(vec![
+                line.topic,
+                line.partitions.to_string(),
+                line.durability,
+                line.records.to_string(),
+            ]);
+        }
+    }
+    if !out.is_json() {
+        out.table(&["topic", "partitions", "durability", "records"], &rows)?;
+    }
+    Ok(Answer::Fine)
+}
+
+/// One reader per partition that was asked for.
+fn readers(
+    log: &Log,
+    topic: &Topic,
+    partition: Option<u32>,
+    from: Option<u64>,
+) -> Result<Vec<Reader>, Failure> {
+    let partitions: Vec<Partition> = match partition {
+        Some(partition) => vec![Partition(partition)],
+        None => topic.partitions().collect(),
+    };
+    partitions
+        .into_iter()
+        .map(|partition| {
+            let start = topic.start(partition).map_err(Failure::new)?;
+            let from = from.map_or(start, Offset);
+            log.reader(topic, partition, from).map_err(Failure::new)
+        })
+        .collect()
+}
+
+/// Prints up to `limit` records; with `follow` goes on when there are more.
+fn read(
+    readers: &mut [Reader],
+    limit: Option<usize>,
+    follow: bool,
+    printer: &mut Printer<'_>,
+) -> Result<Answer, Failure> {
+    /// Records between two looks at the output.
+    const STRETCH: usize = 1_000;
+    /// One reader sleeps on its partition; several take turns, none for longer than this.
+    const TURN: Duration = Duration::from_millis(20);
+    let mut left = limit.unwrap_or(usize::MAX);
+    loop {
+        let mut found = 0;
+        for reader in &mut *readers {
+            while left > 0 {
+                let (topic, partition) = (reader.topic().name().clone(), reader.partition());
+                let mut printed = Ok(());
+                let count = reader
+                    .poll(left.min(STRETCH), |record| {
+                        if printed.is_ok() {
+                            printed = printer.record(&topic, partition, record);
+                        }
+                    })
+                    .map_err(Failure::new)?;
+                printed?;
+                if count == 0 {
+                    break;
+                }
+                left -= count;
+                found += count;
+                if follow {
+                    printer.out.flush()?;
+                }
+            }
+        }
+        if left == 0 || !follow {
+            return Ok(Answer::Fine);
+        }
+        if found == 0 {
+            for reader in &mut *readers {
+                if reader.wait(TURN).map_err(Failure::new)? {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Prints records.
+struct Printer<'a> {
+    out: &'a mut Output,
+    names: BTreeMap<u64, SourceName>,
+}
+
+#[derive(Serialize)]
+struct RecordLine<'a> {
+    topic: &'a str,
+    partition: u32,
+    offset: u64,
+    append_time_ns: u64,
+    /// The source's name, where the log knows it.
+    source: Option<&'a str>,
+    source_id: Option<String>,
+    epoch: Option<u64>,
+    sequence: Option<u64>,
+    #[serde(rename = "type")]
+    kind: u16,
+    schema_id: u32,
+    schema_version: u16,
+    /// `gap` or `lost` for control records; then `first` and `last` are the missing sequences or offsets.
+    control: Option<&'static str>,
+    first: Option<u64>,
+    last: Option<u64>,
+    /// The key as text, where it is text.
+    key: Option<&'a str>,
+    key_hex: Option<String>,
+    value_hex: String,
+}
+
+impl Printer<'_> {
+    fn record(
+        &mut self,
+        topic: &Name,
+        partition: Partition,
+        record: &Record<'_>,
+    ) -> Result<(), Failure> {
+        let identity = record.identity;
+        let name = identity.and_then(|identity| self.names.get(&identity.source.0));
+        let (control, first, last) = match record.control {
+            None => (None, None, None),
+            Some(Control::Gap { first, last }) => (Some("gap"), Some(first.0), Some(last.0)),
+            Some(Control::Lost { first, last }) => (Some("lost"), Some(first.0), Some(last.0)),
+        };
+        if self.out.is_json() {
+            return self.out.object(&RecordLine {
+                topic: topic.as_str(),
+                partition: partition.0,
+                offset: record.offset.0,
+                append_time_ns: record.append_time_ns,
+                source: name.map(|name| name.as_str()),
+                source_id: identity.map(|identity| identity.source.to_string()),
+                epoch: identity.map(|identity| identity.epoch.0),
+                sequence: identity.map(|identity| identity.sequence.0),
+                kind: record.kind,
+                schema_id: record.schema_id,
+                schema_version: record.schema_version,
+                control,
+                first,
+                last,
+                key: record.key.and_then(|key| str::from_utf8(key).ok()),
+                key_hex: record.key.map(hex),
+                value_hex: hex(record.value),
+            });
+        }
+        let place = format!("{topic}/{partition}@{}", record.offset);
+        let who = match identity {
+            None => "-".to_owned(),
+            Some(identity) => {
+                let source: &dyn fmt::Display = name.map_or(&identity.source, |name| name);
+                format!("{source}/{}/{}", identity.epoch, identity.sequence)
+            }
+        };
+        let what = match (control, first, last) {
+            (Some("gap"), Some(first), Some(last)) => format!("gap: {first} to {last} never came"),
+            (Some(_), Some(first), Some(last)) => format!("lost: offsets {first} to {last}"),
+            _ => {
+                let key = record
+                    .key
+                    .map_or_else(String::new, |key| format!("  key {}", Excerpt(key)));
+                format!("type {}{key}  value {}", record.kind, Excerpt(record.value))
+            }
+        };
+        self.out
+            .line(format_args!("{place:<16}  {who:<36}  {what}"))
+    }
+}
+
+#[derive(Serialize)]
+struct FindingLine {
+    finding: &'static str,
+    topic: Option<String>,
+    partition: Option<u32>,
+    path: String,
+    text: String,
+}
+
+#[derive(Serialize)]
+struct VerifyLine {
+    partitions: u64,
+    segments: u64,
+    batches: u64,
+    records: u64,
+    bytes: u64,
+    damages: u64,
+    notes: u64,
+}
+
+fn verify(log: &Log, topic: Option<&Name>, out: &mut Output) -> Result<Answer, Failure> {
+    let mut printed = Ok(());
+    let report = teeline_log::verify(log, topic, |finding| {
+        if printed.is_err() {
+            return;
+        }
+        let severity = match finding.severity {
+            Severity::Damage => "damage",
+            Severity::Note => "note",
+        };
+        printed = if out.is_json() {
+            out.object(&FindingLine {
+                finding: severity,
+                topic: finding.topic.as_ref().map(Name::to_string),
+                partition: finding.partition.map(|partition| partition.0),
+                path: finding.path.display().to_string(),
+                text: finding.text.clone(),
+            })
+        } else {
+            out.line(format_args!("{severity}: {finding}"))
+        };
+    })
+    .map_err(Failure::new)?;
+    printed?;
+    let line = VerifyLine {
+        partitions: report.partitions,
+        segments: report.segments,
+        batches: report.batches,
+        records: report.records,
+        bytes: report.bytes,
+        damages: report.damages,
+        notes: report.notes,
+    };
+    if out.is_json() {
+        out.object(&line)?;
+    } else {
+        out.line(format_args!(
+            "{} partitions, {} segments, {} batches, {} records, {} bytes: {}",
+            line.partitions,
+            line.segments,
+            line.batches,
+            line.records,
+            line.bytes,
+            match line.damages {
+                0 => "no damage".to_owned(),
+                damages => format!("{damages} damaged"),
+            }
+        ))?;
+    }
+    Ok(if report.damages == 0 {
+        Answer::Fine
+    } else {
+        Answer::No
+    })
+}
+
+#[derive(Serialize)]
+struct OffsetLine {
+    group: String,
+    topic: String,
+    partition: u32,
+    generation: u64,
+    /// The offset that the group reads next; nothing before its first commit.
+    next: Option<u64>,
+    high_watermark: u64,
+    lag_records: u64,
+}
+
+fn offsets(log: &Log, group: Option<&Name>, out: &mut Output) -> Result<Answer, Failure> {
+    let mut rows = Vec::new();
+    let offsets = log.group_offsets().map_err(Failure::new)?;
+    for offset in offsets
+        .iter()
+        .filter(|offset| group.is_none_or(|group| *group == offset.group))
+    {
+        let topic = log.topic(&offset.topic).map_err(Failure::new)?;
+        let start = topic.start(offset.partition).map_err(Failure::new)?;
+        let end = topic
+            .high_watermark(offset.partition)
+            .map_err(Failure::new)?;
+        let line = OffsetLine {
+            group: offset.group.to_string(),
+            topic: offset.topic.to_string(),
+            partition: offset.partition.0,
+            generation: offset.generation,
+            next: offset.next.map(|next| next.0),
+            high_watermark: end.0,
+            lag_records: end.0.saturating_sub(offset.next.unwrap_or(start).0),
+        };
+        if out.is_json() {
+            out.object(&line)?;
+        } else {
+            rows.push(vec![
+                line.group,
+                line.topic,
+                line.partition.to_string(),
+                line.generation.to_string(),
+                line.next
+                    .map_or_else(|| "-".to_owned(), |next| next.to_string()),
+                line.high_watermark.to_string(),
+                line.lag_records.to_string(),
+            ]);
+        }
+    }
+    if !out.is_json() {
+        let heads = [
+            "group",
+            "topic",
+            "partition",
+            "generation",
+            "next",
+            "high watermark",
+            "lag",
+        ];
+        out.table(&heads, &rows)?;
+    }
+    Ok(Answer::Fine)
+}
+
+#[derive(Serialize)]
+struct SourceLine {
+    source: String,
+    source_id: String,
+    epoch: Option<u64>,
+    through: Option<u64>,
+    routed: Option<u64>,
+    skipped: Option<u64>,
+    duplicate: Option<u64>,
+    lost: Option<u64>,
+    ended: Option<bool>,
+}
+
+fn sources(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
+    let mut rows = Vec::new();
+    for (name, progress) in log_sources(log)? {
+        let line = SourceLine {
+            source: name.to_string(),
+            source_id: name.id().to_string(),
+            epoch: progress.map(|progress| progress.epoch.0),
+            through: progress.map(|progress| progress.through.0),
+            routed: progress.map(|progress| progress.routed),
+            skipped: progress.map(|progress| progress.skipped),
+            duplicate: progress.map(|progress| progress.duplicate),
+            lost: progress.map(|progress| progress.lost),
+            ended: progress.map(|progress| progress.ended),
+        };
+        if out.is_json() {
+            out.object(&line)?;
+        } else {
+            let number =
+                |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());
+            rows.push(vec![
+                line.source,
+                number(line.epoch),
+                number(line.through),
+                number(line.routed),
+                number(line.skipped),
+                number(line.duplicate),
+                number(line.lost),
+                line.ended
+                    .map_or("-", |ended| if ended { "yes" } else { "no" })
+                    .to_owned(),
+            ]);
+        }
+    }
+    if !out.is_json() {
+        let heads = [
+            "source",
+            "epoch",
+            "through",
+            "routed",
+            "skipped",
+            "duplicate",
+            "lost",
+            "ended",
+        ];
+        out.table(&heads, &rows)?;
+    }
+    Ok(Answer::Fine)
+}
+
+fn source_names(log: &Log) -> Result<BTreeMap<u64, SourceName>, Failure> {
+    let sources = log_sources(log)?.into_iter();
+    Ok(sources
+        .map(|(name, _)| {
+            let SourceId(id) = name.id();
+            (id, name)
+        })
+        .collect())
+}
+
+/// The sources that ever had a writer here, with the progress that it recorded.
+fn log_sources(log: &Log) -> Result<Vec<(SourceName, Option<Progress>)>, Failure> {
+    let dir = log.root().join("sources");
+    let mut sources = Vec::new();
+    let entries = match std::fs::read_dir(&dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(sources),
+        Err(error) => {
+            return Err(Failure::new(format_args!(
+                "cannot list {}: {error}",
+                dir.display()
+            )));
+        }
+    };
+    for entry in entries {
+        let path = entry
+            .map_err(|error| Failure::new(format_args!("cannot list {}: {error}", dir.display())))?
+            .path();
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str()?.strip_suffix(".progress")?.parse().ok());
+        let Some(name) = name else { continue };
+        let bytes = std::fs::read(&path).map_err(|error| {
+            Failure::new(format_args!("cannot read {}: {error}", path.display()))
+        })?;
+        let slot = Slot::newest(&bytes).map_err(|flaw| {
+            Failure::new(format_args!(
+                "{}: {flaw}; nobody knows how far this source has come: restore the file",
+                path.display()
+            ))
+        })?;
+        sources.push((name, slot.map(|slot| slot.progress)));
+    }
+    sources.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(sources)
 }

@@ -1,6 +1,7 @@
 //! One module per group of verbs.
 
 pub(crate) mod bridge;
+pub(crate) mod bytes;
 pub(crate) mod demo;
 pub(crate) mod log;
 pub(crate) mod ring;
