@@ -151,11 +151,19 @@ impl Geometry {
         }
     }
 
-    /// The longest payload. A frame with its header is at most (capacity − alignment) / 2: then padding to the wrap, the
-    /// frame and the zero slot behind it fit together into an empty ring, wherever they start.
+    /// The longest frame, on the alignment: half of what a capacity holds beside the zero slot.
+    ///
+    /// So padding to the wrap, the frame and the zero slot behind it fit together into an empty ring, wherever they start;
+    /// and two frames with their zero slot end within a capacity of where the first starts, which is what a mark allows.
+    #[inline]
+    pub const fn frame_bytes_max(&self) -> u64 {
+        (self.capacity().saturating_sub(self.slot()) >> 1) & self.slot().wrapping_neg()
+    }
+
+    /// The longest payload.
     #[inline]
     pub const fn payload_max(&self) -> u64 {
-        (self.capacity().saturating_sub(self.slot()) >> 1).saturating_sub(self.header())
+        self.frame_bytes_max().saturating_sub(self.header())
     }
 
     /// Place of a position in memory.

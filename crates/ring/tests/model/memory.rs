@@ -1,0 +1,137 @@
+//! Memory that a killed process leaves behind: after so many stores, everything that is still written is dropped.
+
+use std::{cell::Cell, rc::Rc};
+
+use teeline_ring::testing::Memory;
+use teeline_sync::atomic::Ordering;
+
+/// The words themselves, shared by all processes of the model.
+pub type Words = Rc<[Cell<u64>]>;
+
+pub fn words(bytes: usize) -> Words {
+    (0..bytes / 8).map(|_| Cell::new(0)).collect()
+}
+
+/// The stores that a process has left to make before it is killed.
+#[derive(Debug, Clone)]
+pub struct Fuel(Rc<Cell<u64>>);
+
+impl Fuel {
+    pub const ENDLESS: u64 = u64::MAX;
+
+    pub fn new(stores: u64) -> Self {
+        Self(Rc::new(Cell::new(stores)))
+    }
+
+    pub fn left(&self) -> u64 {
+        self.0.get()
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.0.get() == 0
+    }
+
+    fn burn(&self) -> bool {
+        let left = self.0.get();
+        self.0.set(left.saturating_sub(1));
+        left > 0
+    }
+}
+
+/// Sees every store that takes effect, before and after.
+pub trait Watch {
+    fn before(&self, offset: usize);
+    fn after(&self, offset: usize);
+}
+
+/// In which order a stretch is zeroed: nothing says that it is the ascending one.
+#[derive(Debug, Clone, Copy)]
+pub enum ZeroOrder {
+    Up,
+    Down,
+    OddFirst,
+}
+
+/// One process's view of one file.
+#[derive(Clone)]
+pub struct View {
+    words: Words,
+    fuel: Fuel,
+    zero_order: ZeroOrder,
+    watch: Option<Rc<dyn Watch>>,
+}
+
+impl View {
+    pub fn new(words: &Words, fuel: &Fuel) -> Self {
+        Self {
+            words: Rc::clone(words),
+            fuel: fuel.clone(),
+            zero_order: ZeroOrder::Up,
+            watch: None,
+        }
+    }
+
+    pub fn zeroing(mut self, order: ZeroOrder) -> Self {
+        self.zero_order = order;
+        self
+    }
+
+    pub fn watched(mut self, watch: Rc<dyn Watch>) -> Self {
+        self.watch = Some(watch);
+        self
+    }
+
+    fn put(&self, offset: usize, value: u64) {
+        assert!(offset.is_multiple_of(8));
+        if !self.fuel.burn() {
+            return;
+        }
+        if let Some(watch) = &self.watch {
+            watch.before(offset);
+        }
+        self.words[offset / 8].set(value);
+        if let Some(watch) = &self.watch {
+            watch.after(offset);
+        }
+    }
+}
+
+impl Memory for View {
+    fn load(&self, offset: usize, _: Ordering) -> u64 {
+        assert!(offset.is_multiple_of(8));
+        self.words[offset / 8].get()
+    }
+
+    fn store(&self, offset: usize, value: u64, _: Ordering) {
+        self.put(offset, value);
+    }
+
+    fn zero(&self, offset: usize, len: usize) {
+        let mut offsets: Vec<usize> = (offset..offset + len).step_by(8).collect();
+        match self.zero_order {
+            ZeroOrder::Up => {}
+            ZeroOrder::Down => offsets.reverse(),
+            ZeroOrder::OddFirst => offsets.sort_by_key(|at| at / 8 % 2 == 0),
+        }
+        for at in offsets {
+            self.put(at, 0);
+        }
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        for (at, chunk) in (offset..).step_by(8).zip(bytes.chunks(8)) {
+            let mut word = self.load(at, Ordering::Relaxed).to_le_bytes();
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.put(at, u64::from_le_bytes(word));
+        }
+    }
+
+    fn read<R>(&self, offset: usize, len: usize, f: impl FnOnce(&[u8]) -> R) -> R {
+        let words = offset / 8..(offset + len).div_ceil(8);
+        let bytes: Vec<u8> = self.words[words]
+            .iter()
+            .flat_map(|w| w.get().to_le_bytes())
+            .collect();
+        f(&bytes[..len])
+    }
+}

@@ -1,0 +1,666 @@
+//! A tiny ring, its processes, and what is true of it: kept by looking at every single store.
+
+use std::{cell::RefCell, rc::Rc};
+
+use fastrand::Rng;
+use teeline_core::{Epoch, Name, Sequence, SourceName};
+use teeline_ring::{
+    Alignment, Frame, MessageType, PublishError,
+    testing::{
+        ConsumerView, Geometry, Kind, Marks, Memory, Reader, Writer,
+        layout::{self, Descriptor, RoleKind},
+        locate, word0,
+    },
+};
+use teeline_sync::atomic::Ordering;
+
+use crate::memory::{Fuel, View, Watch, Words, ZeroOrder, words};
+
+const RELAXED: Ordering = Ordering::Relaxed;
+
+/// What somebody published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    Message {
+        kind: u16,
+        payload: Vec<u8>,
+        timestamp_ns: Option<u64>,
+    },
+    Gap {
+        first: u64,
+        last: u64,
+    },
+}
+
+#[derive(Debug, Clone)]
+struct Published {
+    content: Content,
+    sequence: u64,
+    start: u64,
+    end: u64,
+}
+
+/// The oracle. It learns that something is published by the store that makes it so.
+#[derive(Debug)]
+struct Truth {
+    geometry: Geometry,
+    /// Behind the last published frame.
+    position: u64,
+    /// The sequence after it.
+    next: u64,
+    /// Largest end of any claim that was ever handed out.
+    largest_claim: u64,
+    /// What the producer is about to publish: nothing else may appear.
+    pending: Option<Content>,
+    published: Vec<Published>,
+}
+
+/// The files.
+#[derive(Clone)]
+struct Files {
+    control: Words,
+    data: Words,
+    pages: Vec<Words>,
+}
+
+impl Files {
+    /// As somebody sees them who writes nothing.
+    fn look(words: &Words) -> View {
+        View::new(words, &Fuel::new(0))
+    }
+
+    fn announced(&self) -> u64 {
+        Self::look(&self.control).load(layout::producer_page::ANNOUNCED, RELAXED)
+    }
+
+    /// What a consumer's page says.
+    fn stored(&self, consumer: usize) -> u64 {
+        use layout::consumer_page as at;
+        let page = Self::look(&self.pages[consumer]);
+        let entry = at::ENTRIES[(page.load(at::SELECTOR, RELAXED) & 1) as usize];
+        page.load(entry + at::POSITION, RELAXED)
+    }
+
+    fn slowest(&self) -> u64 {
+        (0..self.pages.len()).map(|c| self.stored(c)).min().unwrap()
+    }
+}
+
+/// Checks each store into the data against the rules.
+struct DataWatch {
+    files: Files,
+    truth: Rc<RefCell<Truth>>,
+}
+
+impl Watch for DataWatch {
+    fn before(&self, offset: usize) {
+        let truth = self.truth.borrow();
+        let g = &truth.geometry;
+        let ahead = (offset as u64).wrapping_sub(truth.position) & (g.capacity() - 1);
+        let position = truth.position + ahead;
+        let announced = self.files.announced();
+        assert!(
+            position + 8 <= announced,
+            "rule 2: {position} is written, {announced} announced"
+        );
+        let slowest = self.files.slowest();
+        assert!(
+            position + 8 <= slowest + g.capacity(),
+            "{position} is written over what a consumer at {slowest} has not released"
+        );
+    }
+
+    fn after(&self, _offset: usize) {
+        let mut truth = self.truth.borrow_mut();
+        let g = truth.geometry;
+        let data = Files::look(&self.files.data);
+        let located = match locate(&g, &data, truth.position, truth.next) {
+            Ok(None) => return,
+            Ok(Some(located)) => located,
+            Err(damage) => panic!("half a frame appears: {damage}"),
+        };
+        let slots_to = truth.largest_claim.max(located.end + g.slot());
+        for slot in (located.end..slots_to).step_by(g.slot() as usize) {
+            assert_eq!(
+                data.load(g.index(slot), RELAXED),
+                0,
+                "rule 1: the slot at {slot} is not zero when the frame that ends at {} is published; largest claim ended \
+                 at {}",
+                located.end,
+                truth.largest_claim
+            );
+        }
+        truth.position = located.end;
+        let sequence = truth.next;
+        truth.next = located.next;
+        if located.kind != Kind::Padding {
+            let content = truth
+                .pending
+                .take()
+                .expect("a frame appears that nobody published");
+            truth.published.push(Published {
+                content,
+                sequence,
+                start: located.start,
+                end: located.end,
+            });
+        }
+    }
+}
+
+/// Checks the announcement and the marks after each store into the producer page.
+struct ControlWatch {
+    files: Files,
+    truth: Rc<RefCell<Truth>>,
+}
+
+impl Watch for ControlWatch {
+    fn before(&self, _offset: usize) {}
+
+    fn after(&self, _offset: usize) {
+        let truth = self.truth.borrow();
+        let (control, data) = (
+            Files::look(&self.files.control),
+            Files::look(&self.files.data),
+        );
+        let marks = Marks::read(&truth.geometry, &control, &data, 1).expect("rule 2: announced");
+        let newest = marks.newest().expect("rule 3: a mark counts");
+        assert!(marks.announced <= newest.position + truth.geometry.capacity());
+        assert!(marks.announced <= self.files.slowest() + truth.geometry.capacity());
+    }
+}
+
+struct ProducerProcess {
+    writer: Writer<View>,
+    fuel: Fuel,
+}
+
+struct ConsumerProcess {
+    reader: Reader<View>,
+    fuel: Fuel,
+    /// How many of the published frames it was handed.
+    read: usize,
+}
+
+pub struct World {
+    files: Files,
+    truth: Rc<RefCell<Truth>>,
+    geometry: Geometry,
+    rng: Rng,
+    producer: Option<ProducerProcess>,
+    consumers: Vec<Option<ConsumerProcess>>,
+    clock_ns: u64,
+    pub takeovers: u64,
+}
+
+impl World {
+    /// A ring of a random shape, over memory full of what looks like frames.
+    pub fn new(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let alignment = Alignment::ALL[rng.usize(..4)];
+        let capacity = alignment.capacity_min() << rng.u32(..2);
+        let geometry = Geometry::new(capacity, alignment, rng.bool()).unwrap();
+        let consumers: Vec<Name> = (0..rng.usize(1..=3))
+            .map(|c| format!("consumer{c}").parse().unwrap())
+            .collect();
+        let descriptor = Descriptor {
+            source: "model".parse::<SourceName>().unwrap(),
+            epoch: Epoch(1),
+            first_sequence: Sequence(1),
+            geometry,
+            created_wall_ns: 0,
+            consumers: consumers.clone(),
+        };
+        let data = words(capacity as usize);
+        for word in &data[1..] {
+            word.set(garbage(&mut rng));
+        }
+        let pages = (0..)
+            .zip(&consumers)
+            .map(|(slot, _)| {
+                let page = layout::encode_role(&descriptor, RoleKind::Consumer { slot });
+                page.as_chunks()
+                    .0
+                    .iter()
+                    .map(|w| u64::from_le_bytes(*w).into())
+                    .collect()
+            })
+            .collect();
+        let truth = Truth {
+            geometry,
+            position: 0,
+            next: 1,
+            largest_claim: 0,
+            pending: None,
+            published: Vec::new(),
+        };
+        Self {
+            files: Files {
+                control: words(layout::RING_BYTES),
+                data,
+                pages,
+            },
+            truth: Rc::new(RefCell::new(truth)),
+            geometry,
+            rng,
+            producer: None,
+            consumers: consumers.iter().map(|_| None).collect(),
+            clock_ns: 0,
+            takeovers: 0,
+        }
+    }
+
+    /// A random history of `steps`. The first producer dies after `stores` stores; later ones at random, or not. Returns
+    /// how many stores the first producer made.
+    pub fn run(&mut self, steps: usize, stores: u64) -> u64 {
+        let first = Fuel::new(stores);
+        self.attach_producer(&first);
+        for _ in 0..steps {
+            match self.rng.u32(..100) {
+                0..55 => self.produce(),
+                55..90 => self.consume(),
+                90..94 => self.producer = None,
+                _ => {
+                    let consumer = self.rng.usize(..self.consumers.len());
+                    self.consumers[consumer] = None;
+                }
+            }
+            self.check_standing();
+        }
+        let made = stores - first.left();
+        self.settle();
+        made
+    }
+
+    /// Everybody attaches anew and nobody dies any more: everything arrives, and a lap more can be published.
+    fn settle(&mut self) {
+        self.producer = None;
+        self.consumers.fill_with(|| None);
+        self.drain();
+        let end = self.truth.borrow().position + 2 * self.geometry.capacity();
+        while self.truth.borrow().position < end {
+            self.attach_producer(&Fuel::new(Fuel::ENDLESS));
+            let before = self.truth.borrow().published.len();
+            self.publish_something();
+            if self.truth.borrow().published.len() == before {
+                self.drain();
+            }
+        }
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        for consumer in 0..self.consumers.len() {
+            self.attach_consumer(consumer, &Fuel::new(Fuel::ENDLESS));
+            while self.poll(consumer, usize::MAX) > 0 {}
+            let published = self.truth.borrow().published.len();
+            let read = self.consumers[consumer].as_ref().unwrap().read;
+            assert_eq!(read, published, "everything that was committed arrives");
+            assert_eq!(self.files.stored(consumer), self.truth.borrow().position);
+        }
+    }
+
+    /// What holds between any two steps.
+    fn check_standing(&self) {
+        let truth = self.truth.borrow();
+        let data = Files::look(&self.files.data);
+        assert_eq!(
+            data.load(self.geometry.index(truth.position), RELAXED),
+            0,
+            "the next slot reads zero"
+        );
+        assert!(self.files.slowest() <= truth.position);
+    }
+
+    fn random_fuel(&mut self, most: u64) -> Fuel {
+        Fuel::new(if self.rng.u32(..4) == 0 {
+            self.rng.u64(..most)
+        } else {
+            Fuel::ENDLESS
+        })
+    }
+
+    // The producer.
+
+    /// Attaches a producer with that fuel, and others if it dies before it is attached.
+    fn attach_producer(&mut self, fuel: &Fuel) {
+        let mut fuel = fuel.clone();
+        while self.producer.is_none() {
+            self.takeovers += 1;
+            let zero_order =
+                [ZeroOrder::Up, ZeroOrder::Down, ZeroOrder::OddFirst][self.rng.usize(..3)];
+            let watched = |words: &Words, watch: Rc<dyn Watch>| {
+                View::new(words, &fuel).zeroing(zero_order).watched(watch)
+            };
+            let control = watched(
+                &self.files.control,
+                Rc::new(ControlWatch {
+                    files: self.files.clone(),
+                    truth: Rc::clone(&self.truth),
+                }),
+            );
+            let data = watched(
+                &self.files.data,
+                Rc::new(DataWatch {
+                    files: self.files.clone(),
+                    truth: Rc::clone(&self.truth),
+                }),
+            );
+            let consumers = (0..)
+                .zip(&self.files.pages)
+                .map(|(c, page)| {
+                    let name = format!("consumer{c}").parse().unwrap();
+                    ConsumerView::new(name, View::new(page, &Fuel::new(0)))
+                })
+                .collect();
+            self.truth.borrow_mut().pending = None;
+            let (writer, _) =
+                Writer::take_over(self.geometry, Sequence(1), control, data, consumers)
+                    .expect("an honest ring can always be taken over");
+            let truth = self.truth.borrow();
+            assert_eq!(
+                writer.position().0,
+                truth.position,
+                "the ring goes on where it was"
+            );
+            assert_eq!(
+                writer.next_sequence().0,
+                truth.next,
+                "with the next sequence"
+            );
+            drop(truth);
+            if !fuel.is_dead() {
+                self.producer = Some(ProducerProcess { writer, fuel });
+                return;
+            }
+            fuel = self.random_fuel(40);
+        }
+    }
+
+    fn produce(&mut self) {
+        if self.producer.is_none() {
+            let fuel = self.random_fuel(200);
+            self.attach_producer(&fuel);
+        }
+        self.publish_something();
+        if self
+            .producer
+            .as_ref()
+            .is_some_and(|producer| producer.fuel.is_dead())
+        {
+            self.producer = None;
+        }
+    }
+
+    /// Claims, and then commits, commits less, aborts or forgets; or publishes a gap.
+    fn publish_something(&mut self) {
+        let max = self.geometry.payload_max() as usize;
+        let len = match self.rng.u32(..10) {
+            0 => 0,
+            1 | 2 => max,
+            3 => max - self.rng.usize(..max.min(9)),
+            4..7 => self.rng.usize(..max.min(49)),
+            _ => self.rng.usize(..=max),
+        };
+        if self.rng.u32(..12) == 0 {
+            return self.publish_gap();
+        }
+        let Some(producer) = &mut self.producer else {
+            return;
+        };
+        let reservation = match producer.writer.reserve(len) {
+            Ok(reservation) => reservation,
+            Err(error) => return self.check_full(len as u64, &error),
+        };
+        // Claims are filled with what looks like frames, all of it, whatever is committed then.
+        let at = producer.writer.payload_index(&reservation);
+        let place = self
+            .geometry
+            .place(producer.writer.position().0, len as u64);
+        if !producer.fuel.is_dead() {
+            let mut truth = self.truth.borrow_mut();
+            truth.largest_claim = truth.largest_claim.max(place.end);
+        }
+        let mut payload: Vec<u8> = (0..len.div_ceil(8))
+            .flat_map(|_| garbage(&mut self.rng).to_le_bytes())
+            .collect();
+        payload.truncate(len);
+        producer.writer.data().write(at, &payload);
+        let (commit, short) = match self.rng.u32(..10) {
+            0..6 => (true, len),
+            6 | 7 => (true, self.rng.usize(..=len)),
+            // Aborted, dropped or forgotten: all the same to the ring, and this is all there is to it.
+            _ => (false, 0),
+        };
+        if !commit {
+            return;
+        }
+        payload.truncate(short);
+        self.clock_ns += 1;
+        let kind = self.rng.u16(..);
+        self.truth.borrow_mut().pending = Some(Content::Message {
+            kind,
+            payload,
+            timestamp_ns: self.geometry.stamped().then_some(self.clock_ns),
+        });
+        let sequence = producer
+            .writer
+            .commit(reservation, MessageType(kind), short, self.clock_ns);
+        if !producer.fuel.is_dead() {
+            let truth = self.truth.borrow();
+            let last = truth.published.last().expect("committed, so published");
+            assert_eq!(last.sequence, sequence.0);
+            assert!(truth.pending.is_none(), "committed, so published");
+        }
+    }
+
+    fn publish_gap(&mut self) {
+        let Some(producer) = &mut self.producer else {
+            return;
+        };
+        let first = producer.writer.next_sequence();
+        let last = Sequence(first.0 + self.rng.u64(..3));
+        self.truth.borrow_mut().pending = Some(Content::Gap {
+            first: first.0,
+            last: last.0,
+        });
+        let published = producer.writer.publish_gap(first, last, 7);
+        if let Err(error) = published {
+            self.truth.borrow_mut().pending = None;
+            self.check_full(16, &error);
+        }
+    }
+
+    /// `Full` is said only if the frame has no room, the zero slot behind it included.
+    fn check_full(&self, len: u64, error: &PublishError) {
+        let PublishError::Full { slowest } = error else {
+            panic!("{error}");
+        };
+        let writer = &self.producer.as_ref().unwrap().writer;
+        let place = self.geometry.place(writer.position().0, len);
+        let needed = place.end + self.geometry.slot();
+        let released = self.files.slowest();
+        assert!(needed > released + self.geometry.capacity(), "not full");
+        assert_eq!(slowest.lag, writer.position().0 - released);
+    }
+
+    // The consumers.
+
+    fn attach_consumer(&mut self, consumer: usize, fuel: &Fuel) {
+        if self.consumers[consumer].is_some() {
+            return;
+        }
+        let view = |words: &Words| View::new(words, fuel);
+        let reader = Reader::take_over(
+            self.geometry,
+            &view(&self.files.control),
+            view(&self.files.data),
+            view(&self.files.pages[consumer]),
+        )
+        .expect("an honest ring can always be read");
+        let released = self.files.stored(consumer);
+        let truth = self.truth.borrow();
+        let read = truth
+            .published
+            .partition_point(|frame| frame.end <= released);
+        let last = read
+            .checked_sub(1)
+            .map_or(0, |last| last_sequence(&truth.published[last]));
+        assert_eq!(
+            reader.last_released().0,
+            last,
+            "released positions carry their sequence"
+        );
+        drop(truth);
+        self.consumers[consumer] = Some(ConsumerProcess {
+            reader,
+            fuel: fuel.clone(),
+            read,
+        });
+    }
+
+    fn consume(&mut self) {
+        let consumer = self.rng.usize(..self.consumers.len());
+        let fuel = self.random_fuel(8);
+        self.attach_consumer(consumer, &fuel);
+        let limit = self.rng.usize(..4);
+        match self.rng.u32(..4) {
+            0 => self.peek(consumer, limit),
+            1 => self.release(consumer),
+            _ => {
+                self.poll(consumer, limit);
+            }
+        }
+        let process = self.consumers[consumer].as_ref().unwrap();
+        let truth = self.truth.borrow();
+        let read_to = truth
+            .published
+            .get(process.read)
+            .map_or(truth.position, |frame| frame.start);
+        assert!(
+            self.files.stored(consumer) <= read_to,
+            "nothing is released that was not read"
+        );
+        drop(truth);
+        if process.fuel.is_dead() {
+            self.consumers[consumer] = None;
+        }
+    }
+
+    fn poll(&mut self, consumer: usize, limit: usize) -> usize {
+        let truth = Rc::clone(&self.truth);
+        let process = self.consumers[consumer].as_mut().unwrap();
+        let read = &mut process.read;
+        let count = process
+            .reader
+            .poll(limit, |frame| expect_next(&truth.borrow(), read, &frame))
+            .expect("an honest ring can always be read");
+        let read = process.read;
+        if !process.fuel.is_dead() {
+            let truth = self.truth.borrow();
+            let end = read
+                .checked_sub(1)
+                .map_or(0, |last| truth.published[last].end);
+            assert!(
+                self.files.stored(consumer) >= end,
+                "poll stores the position"
+            );
+            if count < limit && limit > 0 {
+                let stored = self.files.stored(consumer);
+                assert_eq!(
+                    stored, truth.position,
+                    "a drained consumer holds nothing back"
+                );
+            }
+        }
+        count
+    }
+
+    fn peek(&mut self, consumer: usize, limit: usize) {
+        let truth = Rc::clone(&self.truth);
+        let before = self.files.stored(consumer);
+        let process = self.consumers[consumer].as_mut().unwrap();
+        let read = &mut process.read;
+        let count = process
+            .reader
+            .peek(limit, |frame| expect_next(&truth.borrow(), read, &frame))
+            .expect("an honest ring can always be read");
+        if count > 0 {
+            assert_eq!(self.files.stored(consumer), before, "peek releases nothing");
+        }
+    }
+
+    fn release(&mut self, consumer: usize) {
+        let process = self.consumers[consumer].as_mut().unwrap();
+        if self.rng.bool() {
+            process.reader.release_all();
+            return;
+        }
+        let last = process.reader.last_released().0;
+        let through = last + self.rng.u64(..4);
+        process
+            .reader
+            .release(Sequence(through))
+            .expect("an honest ring can always be read");
+        if process.fuel.is_dead() {
+            return;
+        }
+        let truth = self.truth.borrow();
+        let read = &truth.published[..process.read];
+        let released = read
+            .iter()
+            .take_while(|frame| last_sequence(frame) <= through)
+            .last();
+        let stored = self.files.stored(consumer);
+        let expected = released.map_or(0, |frame| frame.end);
+        assert!(stored >= expected, "what was named is released");
+        let held = read.iter().find(|frame| last_sequence(frame) > through);
+        assert!(
+            held.is_none_or(|frame| stored < frame.end),
+            "what was not named is held"
+        );
+    }
+}
+
+/// Checks that a frame is the next one that was published, byte for byte.
+fn expect_next(truth: &Truth, read: &mut usize, frame: &Frame<'_>) {
+    let expected = truth
+        .published
+        .get(*read)
+        .expect("nothing appears that was not committed");
+    let found = match frame {
+        Frame::Message(message) => {
+            assert_eq!(message.sequence.0, expected.sequence);
+            Content::Message {
+                kind: message.kind.0,
+                payload: message.payload.to_vec(),
+                timestamp_ns: message.timestamp_ns,
+            }
+        }
+        Frame::Gap { first, last } => Content::Gap {
+            first: first.0,
+            last: last.0,
+        },
+        Frame::Epoch { .. } => panic!("nobody publishes epochs here"),
+    };
+    assert_eq!(found, expected.content);
+    *read += 1;
+}
+
+fn last_sequence(frame: &Published) -> u64 {
+    match frame.content {
+        Content::Message { .. } => frame.sequence,
+        Content::Gap { last, .. } => last,
+    }
+}
+
+/// A word that looks like part of a frame more often than not.
+fn garbage(rng: &mut Rng) -> u64 {
+    match rng.u32(..5) {
+        0 => word0(Kind::Data(MessageType(rng.u16(..4))), rng.u64(..50)),
+        1 => word0(Kind::Padding, rng.u64(..8) * 16),
+        2 => rng.u64(1..60),
+        3 => 0,
+        _ => rng.u64(..),
+    }
+}
