@@ -45,8 +45,8 @@ impl Rule {
             Self::Dedup => (Role::Bridge, "bridge.appended#3"),
             // Released, and not yet stored.
             Self::Release => (Role::Bridge, "bridge.peeked#3"),
-            // Applied, and not yet noted as applied.
-            Self::Transaction => (Role::Positions, "positions.before-commit#3"),
+            // Applied, and not yet noted as applied: every second commit is the note's.
+            Self::Transaction => (Role::Positions, "positions.before-commit#4"),
         }
     }
 }

@@ -199,8 +199,13 @@ impl<'a> Conductor<'a> {
         match self.aim {
             Some((aimed, _)) if aimed == role => self.process(role).is_held(),
             _ => {
+                // When only the last order is missing, what is still scheduled is due: where something was lost, a role
+                // does not come to the progress that was drawn for it.
+                let is_late = progress.is_drained(self.plan.facts - 1);
                 let schedule = self.schedules.get(&role);
-                schedule.is_some_and(|schedule| schedule.is_due(progress.of(role)))
+                schedule.is_some_and(|schedule| {
+                    schedule.is_due(progress.of(role)) || is_late && !schedule.is_done()
+                })
             }
         }
     }

@@ -32,8 +32,8 @@ impl Progress {
         }
     }
 
-    /// Whether nothing is under way any more, after `orders` were sent. A stage is only looked at when the one before
-    /// it is through: what it gets is final then.
+    /// Whether nothing is under way any more, after `orders` were sent. Holds for good once it does: a stage is only
+    /// looked at when the one before it is through, and what it gets is final then.
     pub(crate) fn is_drained(&self, orders: u64) -> bool {
         self.gateway == orders && self.in_ring == Some(0) && self.positions == self.bridge
     }
