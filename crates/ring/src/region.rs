@@ -539,13 +539,18 @@ pub(crate) fn is_retired(control: &Mapped) -> bool {
 
 /// Opens a file of a ring. If it is missing, that is said of the ring.
 fn open_part(dir: &Path, path: &Path, writable: bool) -> Result<File, AttachError> {
-    let opened = if writable {
-        open_read_write(path)
-    } else {
-        open_read(path)
+    let open = || match writable {
+        true => open_read_write(path),
+        false => open_read(path),
+    };
+    let is_missing = |error: &teeline_os::Error| error.kind() == io::ErrorKind::NotFound;
+    let opened = match open() {
+        // The ring may have appeared since, whole as it does.
+        Err(error) if is_missing(&error) && fs::symlink_metadata(dir).is_ok() => open(),
+        opened => opened,
     };
     opened.map_err(|error| {
-        if error.kind() != io::ErrorKind::NotFound {
+        if !is_missing(&error) {
             return error.into();
         }
         let dir = dir.to_owned();
