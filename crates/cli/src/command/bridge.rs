@@ -10,10 +10,16 @@ use clap::Subcommand;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use teeline_bridge::{Bridge, BridgeConfig, BridgeEvent};
-use teeline_core::{SourceName, recorder::NoRecorder};
+use teeline_core::{
+    SourceName,
+    recorder::{NoRecorder, Recorder},
+};
+use teeline_latency::CoreRecorder;
 use teeline_sync::atomic::AtomicBool;
 
-use crate::output::{Answer, Failure, Output};
+#[cfg(feature = "test-switches")]
+use crate::command::demo::Rule;
+use crate::output::{Answer, Failure, Output, complain};
 
 /// The verbs of `teeline bridge`.
 #[derive(Debug, Subcommand)]
@@ -23,17 +29,33 @@ pub(crate) enum BridgeVerb {
         /// The configuration, a TOML file.
         #[arg(long)]
         config: PathBuf,
+        /// Record the latencies of the one source into this histogram page of another process.
+        #[arg(long, value_name = "NAME")]
+        latency_page: Option<String>,
     },
 }
 
 impl BridgeVerb {
     /// Does what the verb says.
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
-        let Self::Run { config } = self;
+        let Self::Run {
+            config,
+            latency_page,
+        } = self;
         let config = BridgeConfig::read(&config).map_err(Failure::new)?;
+        if latency_page.is_some() && config.sources.len() > 1 {
+            return Err(Failure::new(
+                "--latency-page takes the latencies of one source, and the configuration has several: run a bridge for each",
+            ));
+        }
         let stop = stop_on_signals()
             .map_err(|error| Failure::new(format_args!("cannot listen to signals: {error}")))?;
         let bridge = Bridge::open(config).map_err(Failure::new)?;
+        #[cfg(feature = "test-switches")]
+        let bridge = match Rule::broken() {
+            Some(Rule::Release) => bridge.release_before_durable(),
+            _ => bridge,
+        };
         let out = Mutex::new(out);
         let print = |event: &BridgeEvent| {
             let mut out = out.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,9 +63,21 @@ impl BridgeVerb {
             drop(print(event, &mut out));
         };
         bridge
-            .run(&stop, &|_source| Box::new(NoRecorder), &print)
+            .run(&stop, &|_source| recorder(latency_page.as_deref()), &print)
             .map_err(Failure::new)?;
         Ok(Answer::Fine)
+    }
+}
+
+/// What latencies are recorded with. A page that is not to be had is no reason to leave messages where they are.
+fn recorder(latency_page: Option<&str>) -> Box<dyn Recorder> {
+    match latency_page.map(CoreRecorder::attach) {
+        None => Box::new(NoRecorder),
+        Some(Ok(recorder)) => Box::new(recorder),
+        Some(Err(error)) => {
+            complain(&error);
+            Box::new(NoRecorder)
+        }
     }
 }
 

@@ -27,6 +27,9 @@ const LOOK_INTERVAL: Duration = Duration::from_micros(300);
 /// How long nothing may move before the run is given up.
 const STALL_LIMIT_NS: u64 = 60 * 1_000_000_000;
 
+/// How long nothing may move before the bridge is believed that it cannot store.
+const BLOCKED_LIMIT_NS: u64 = 2 * 1_000_000_000;
+
 /// How long processes may take to end when they are asked to.
 const END_LIMIT_NS: u64 = 20 * 1_000_000_000;
 
@@ -162,8 +165,8 @@ impl<'a> Conductor<'a> {
             let now_ns = SystemClock.monotonic_ns();
             if progress != last_move.0 {
                 last_move = (progress, now_ns);
-            } else if now_ns - last_move.1 > STALL_LIMIT_NS {
-                return Ok(End::GivenUp(self.stalled(&progress)));
+            } else if let Some(why) = self.judge_standstill(now_ns - last_move.1, &progress)? {
+                return Ok(End::GivenUp(why));
             }
             if let Some(why) = self.interfere(&progress)? {
                 return Ok(End::GivenUp(why));
@@ -274,7 +277,23 @@ impl<'a> Conductor<'a> {
         }
     }
 
-    fn stalled(&mut self, progress: &Progress) -> String {
+    /// What it means that nothing has moved for `still_ns`: an environment in which the bridge cannot store, or, after a
+    /// long time, a defect.
+    fn judge_standstill(
+        &mut self,
+        still_ns: u64,
+        progress: &Progress,
+    ) -> Result<Option<String>, Failure> {
+        if still_ns > BLOCKED_LIMIT_NS
+            && let Some(why) = self.process(Role::Bridge).blocked()
+        {
+            return Err(Failure::new(format!(
+                "the demo's bridge cannot go on: {why}"
+            )));
+        }
+        if still_ns < STALL_LIMIT_NS {
+            return Ok(None);
+        }
         let Progress {
             gateway,
             bridge,
@@ -282,10 +301,9 @@ impl<'a> Conductor<'a> {
             ..
         } = progress;
         let seconds = STALL_LIMIT_NS / 1_000_000_000;
-        let words = self.process(Role::Bridge).last_words().unwrap_or_default();
-        format!(
-            "nothing moved for {seconds} s, with {gateway} orders filled, {bridge} fills in the log, {positions} in the positions; the bridge said last: {words}"
-        )
+        Ok(Some(format!(
+            "nothing moved for {seconds} s, with {gateway} orders filled, {bridge} fills in the log and {positions} in the positions"
+        )))
     }
 
     fn start(&mut self, role: Role) -> Result<(), Failure> {

@@ -26,7 +26,6 @@ use teeline_sync::atomic::AtomicBool;
 
 use self::{
     audit::Audit,
-    broken::Rule,
     conductor::{Conductor, Plan},
     inputs::Input,
     process::Process,
@@ -37,6 +36,8 @@ use self::{
 };
 use crate::output::{Answer, Failure, Output};
 
+#[cfg(feature = "test-switches")]
+pub(crate) use broken::Rule;
 pub(crate) use roles::RoleArgs;
 
 /// How long the last order is on its way when no rate is given.
@@ -109,7 +110,7 @@ impl DemoArgs {
             kills: self.kills,
             lose_ring: self.lose_ring,
             seed,
-            aim: Rule::broken().map(Rule::harmful_kill),
+            aim: broken::Rule::broken().map(broken::Rule::harmful_kill),
         };
         let bar = progress_bar(plan.facts, out.is_json())?;
         let observer = Observer::new(workplace.paths(), topic);

@@ -4,11 +4,12 @@ use std::{
     fs::{self, File},
     io::Write,
     os::unix::process::CommandExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
 use teeline_os::Context;
 
 use super::{
@@ -52,56 +53,19 @@ impl Process {
 
     /// Starts the process. With `hold` it stops itself at that hold point and leaves a note.
     pub(crate) fn start(&mut self, hold: Option<&str>) -> Result<(), Failure> {
-        let words = self.paths.words_of(self.role.name());
-        let stderr = File::options()
-            .create(true)
-            .append(true)
-            .open(&words)
-            .context("create", &words);
-        let mut command = Command::new(&self.teeline);
-        command
-            .arg("demo-role")
-            .arg("--dir")
-            .arg(&self.paths.dir)
-            .arg("--rings")
-            .arg(&self.paths.rings)
-            .arg("--conductor")
-            .arg(std::process::id().to_string())
-            .args(
-                self.cpu
-                    .iter()
-                    .flat_map(|cpu| ["--cpu".to_owned(), cpu.to_string()]),
-            )
-            .args(
-                self.latency_page
-                    .iter()
-                    .flat_map(|page| ["--latency-page", page]),
-            )
-            .arg(self.role.name());
-        if self.role == Role::Strategy {
-            let Pace { rate, start_ns } = self.pace;
-            command
-                .arg("--rate")
-                .arg(rate.to_string())
-                .arg("--start-ns")
-                .arg(start_ns.to_string());
-        }
-        command.env_remove("TEELINE_HOLD");
+        let mut command = self.command();
         if let Some(hold) = hold {
             command
                 .env("TEELINE_HOLD", hold)
                 .env("TEELINE_HOLD_NOTE", self.paths.hold_note(self.role.name()));
         }
-        // A group of its own: what the terminal sends is for the conductor to answer.
+        let append_to = |path: PathBuf| {
+            let file = File::options().create(true).append(true).open(&path);
+            file.context("create", &path).map_err(Failure::new)
+        };
         command
-            .process_group(0)
-            .stdout(Stdio::null())
-            .stderr(stderr.map_err(Failure::new)?);
-        command.stdin(if self.role == Role::Strategy {
-            Stdio::piped()
-        } else {
-            Stdio::null()
-        });
+            .stdout(append_to(self.paths.reports_of(self.role.name()))?)
+            .stderr(append_to(self.paths.words_of(self.role.name()))?);
         let started = command.spawn();
         self.child = Some(started.map_err(|error| {
             Failure::new(format!(
@@ -111,6 +75,44 @@ impl Process {
             ))
         })?);
         Ok(())
+    }
+
+    fn command(&self) -> Command {
+        let Self {
+            role,
+            teeline,
+            paths,
+            pace,
+            cpu,
+            latency_page,
+            child: _,
+        } = self;
+        let mut command = Command::new(teeline);
+        command
+            .arg("demo-role")
+            .arg("--dir")
+            .arg(&paths.dir)
+            .arg("--rings")
+            .arg(&paths.rings)
+            .args(["--conductor", &std::process::id().to_string()]);
+        if let Some(cpu) = cpu {
+            command.args(["--cpu", &cpu.to_string()]);
+        }
+        if let Some(page) = latency_page {
+            command.args(["--latency-page", page]);
+        }
+        command.arg(role.name());
+        if *role == Role::Strategy {
+            command
+                .args(["--rate", &pace.rate.to_string()])
+                .args(["--start-ns", &pace.start_ns.to_string()])
+                .stdin(Stdio::piped());
+        } else {
+            command.stdin(Stdio::null());
+        }
+        // A group of its own: what the terminal sends is for the conductor to answer.
+        command.process_group(0).env_remove("TEELINE_HOLD");
+        command
     }
 
     /// Kills the process with SIGKILL, waits for its end and returns how it ended: by this kill, unless it had ended by
@@ -159,11 +161,31 @@ impl Process {
 
     /// The last line that the process said on standard error, without the program's name.
     pub(crate) fn last_words(&self) -> Option<String> {
-        let words = fs::read(self.paths.words_of(self.role.name())).ok()?;
-        let words = String::from_utf8_lossy(&words);
-        let last = words.lines().rfind(|line| !line.trim().is_empty())?;
+        let last = last_line(&self.paths.words_of(self.role.name()))?;
         Some(last.trim_start_matches("teeline: ").to_owned())
     }
+
+    /// Why the process waits, if the last that it reported is that it is blocked.
+    pub(crate) fn blocked(&self) -> Option<String> {
+        let last = last_line(&self.paths.reports_of(self.role.name()))?;
+        let report: Report = serde_json::from_str(&last).ok()?;
+        (report.event == "blocked").then_some(report.text)
+    }
+}
+
+/// What the bridge reports.
+#[derive(Deserialize)]
+struct Report {
+    event: String,
+    text: String,
+}
+
+/// The last line of a file that is not empty.
+fn last_line(path: &Path) -> Option<String> {
+    let bytes = fs::read(path).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    let last = text.lines().rfind(|line| !line.trim().is_empty())?;
+    Some(last.to_owned())
 }
 
 impl Drop for Process {

@@ -268,7 +268,7 @@ fn bridge(paths: &Paths, latency_page: Option<&str>) -> Result<(), Failure> {
         .map_err(|error| Failure::new(format!("cannot find teeline itself: {error}")))?;
     let mut command = Command::new(teeline);
     command
-        .args(["bridge", "run", "--config"])
+        .args(["bridge", "run", "--json", "--config"])
         .arg(paths.bridge_config());
     if let Some(page) = latency_page {
         command.args(["--latency-page", page]);

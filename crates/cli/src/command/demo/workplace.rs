@@ -89,7 +89,12 @@ impl Paths {
         self.dir.join("facts")
     }
 
-    /// What the process `role` says.
+    /// What the process `role` reports: its standard output.
+    pub(crate) fn reports_of(&self, role: &str) -> PathBuf {
+        self.dir.join(format!("{role}.stdout"))
+    }
+
+    /// What the process `role` complains about: its standard error.
     pub(crate) fn words_of(&self, role: &str) -> PathBuf {
         self.dir.join(format!("{role}.stderr"))
     }
