@@ -346,16 +346,14 @@ impl Region {
         }
     }
 
+    /// Whether the directory still holds the ring that was opened.
+    fn is_in_place(&self) -> bool {
+        is_at(&self.ring, &self.path(layout::file::RING))
+    }
+
     /// Whether the directory still holds the ring that was opened, and that is not retired.
     fn is_current(&self) -> bool {
-        let same = |a: &fs::Metadata, b: &fs::Metadata| a.dev() == b.dev() && a.ino() == b.ino();
-        let current = match (
-            fs::metadata(self.path(layout::file::RING)),
-            self.ring.metadata(),
-        ) {
-            (Ok(now), Ok(opened)) => same(&now, &opened),
-            _ => false,
-        };
+        let current = self.is_in_place();
         let retired = self
             .control(false)
             .is_ok_and(|control| is_retired(&control));
@@ -537,32 +535,43 @@ pub(crate) fn is_retired(control: &Mapped) -> bool {
     control.load(life_page::RETIRED, Ordering::Acquire) != life_page::RETIRED_NO
 }
 
-/// Opens a file of a ring. If it is missing, that is said of the ring.
+/// Opens a file of a ring. If it is missing, that is said of the ring: there is none, or not all of it.
 fn open_part(dir: &Path, path: &Path, writable: bool) -> Result<File, AttachError> {
-    let open = || match writable {
-        true => open_read_write(path),
-        false => open_read(path),
-    };
-    let is_missing = |error: &teeline_os::Error| error.kind() == io::ErrorKind::NotFound;
-    let opened = match open() {
-        // The ring may have appeared since, whole as it does.
-        Err(error) if is_missing(&error) && fs::symlink_metadata(dir).is_ok() => open(),
-        opened => opened,
-    };
-    opened.map_err(|error| {
-        if !is_missing(&error) {
-            return error.into();
-        }
-        let dir = dir.to_owned();
-        if fs::symlink_metadata(&dir).is_ok() {
-            AttachError::Incomplete {
-                dir,
-                path: path.to_owned(),
+    let not_found = |error: &teeline_os::Error| error.kind() == io::ErrorKind::NotFound;
+    loop {
+        // Held open, so that its inode is not given to the next ring of the name.
+        let opened_dir = open_read(dir).map_err(|error| {
+            if not_found(&error) {
+                let dir = dir.to_owned();
+                return AttachError::NotFound { dir };
             }
+            error.into()
+        })?;
+        let opened = if writable {
+            open_read_write(path)
         } else {
-            AttachError::NotFound { dir }
+            open_read(path)
+        };
+        match opened {
+            Err(error) if not_found(&error) => {}
+            opened => return Ok(opened?),
         }
-    })
+        // Missing from this directory, or the directory was removed and perhaps replaced in between: then look again.
+        if is_at(&opened_dir, dir) {
+            return Err(AttachError::Incomplete {
+                dir: dir.to_owned(),
+                path: path.to_owned(),
+            });
+        }
+    }
+}
+
+/// Whether what was opened is what stands at `path` now.
+fn is_at(opened: &File, path: &Path) -> bool {
+    match (opened.metadata(), fs::metadata(path)) {
+        (Ok(opened), Ok(now)) => opened.dev() == now.dev() && opened.ino() == now.ino(),
+        _ => false,
+    }
 }
 
 /// A finding that does not know its directory yet.
@@ -606,17 +615,55 @@ fn check_len(file: &File, path: &Path, expected: u64, part: Part) -> Result<(), 
 pub fn remove(dir: impl AsRef<Path>, force: bool) -> Result<(), RemoveError> {
     let dir = dir.as_ref();
     check_nothing_foreign(dir)?;
-    match Region::open(dir) {
-        Ok(region) => retire(&region, force)?,
-        Err(AttachError::NotFound { dir }) => return Err(RemoveError::NotFound { dir }),
-        Err(_) if force => {}
-        Err(error) => return Err(RemoveError::Unreadable(error)),
-    }
+    let _removing = loop {
+        let region = match Region::open(dir) {
+            Ok(region) => region,
+            Err(AttachError::NotFound { dir }) => return Err(RemoveError::NotFound { dir }),
+            Err(_) if force => break None,
+            Err(error) => return Err(RemoveError::Unreadable(error)),
+        };
+        let removing = lock_removal(&region, force);
+        // Another remover may have been faster, and another ring may stand there now.
+        if region.is_in_place() {
+            let removing = removing?;
+            retire(&region, force)?;
+            break removing;
+        }
+    };
     let aside = removed_path(dir, &format!("{:016x}", SystemClock.wall_ns()));
     fs::rename(dir, &aside).context("remove", dir)?;
-    fs::remove_dir_all(&aside).context("remove", &aside)?;
+    match fs::remove_dir_all(&aside) {
+        // A creator that swept was as quick.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        removed => removed.context("remove", &aside)?,
+    }
     sweep_removed(dir);
     Ok(())
+}
+
+/// Lets one remover at a time at a ring: who holds this and finds the ring in place is the only one who takes its name
+/// away, so that nobody takes away the name of the next ring. It is the lock of the doorbell, which has no owner.
+fn lock_removal(region: &Region, force: bool) -> Result<Option<OfdLock>, RemoveError> {
+    let doorbell = region.role_file(
+        layout::file::DOORBELL,
+        RoleKind::Doorbell,
+        &Part::Doorbell,
+        true,
+    );
+    let file = match doorbell {
+        Ok(file) => file,
+        Err(_) if force => return Ok(None),
+        Err(error) => return Err(RemoveError::Unreadable(error)),
+    };
+    let path = region.path(layout::file::DOORBELL);
+    match OfdLock::lock_within(file, path, REPLACEMENT_WAIT) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(LockError::Held { owner, .. }) => Err(RemoveError::BeingRemoved {
+            dir: region.dir.clone(),
+            owner,
+        }),
+        Err(LockError::Os(error)) => Err(error.into()),
+    }
 }
 
 /// Marks a ring retired, after checking that it may go. The locks are held until the mark is set, so that nobody comes in

@@ -137,6 +137,14 @@ pub enum RemoveError {
         /// Who says to have it, and since when: for people only.
         owner: Option<OwnerNote>,
     },
+    /// Another process is removing it, or was stopped while it did. Let it finish, or end it.
+    #[error("{} is being removed by {}: let it finish, or end it", dir.display(), describe(owner.as_ref()))]
+    BeingRemoved {
+        /// The ring's directory.
+        dir: PathBuf,
+        /// Who says to be removing it, and since when: for people only.
+        owner: Option<OwnerNote>,
+    },
     /// A reliable consumer has frames that it did not release. Let it drain, or use force.
     #[error(
         "consumer {consumer} of {} has not released {lag} bytes, from sequence {first} to {last}: let it drain, or remove the ring with force and lose them",
