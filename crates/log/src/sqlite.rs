@@ -121,6 +121,7 @@ impl fmt::Display for Remedy<'_> {
                 "; another process has held it for 5 s: end that process, if it is stopped or hung"
             }
             Some(ErrorCode::DiskFull) => "; free some space on its file system",
+            Some(ErrorCode::SystemIoFailure) => "; its file system is full or failing",
             _ => "",
         })
     }
@@ -161,7 +162,7 @@ impl Database {
     ///
     /// # Errors
     ///
-    /// See [`DatabaseError`]. Nothing is written to a file that is refused.
+    /// See [`DatabaseError`]. Nothing is written to a file that is refused, and nothing half-made stays behind.
     pub fn open(path: &Path, schema: &Schema<'_>, mode: u32) -> Result<Self, DatabaseError> {
         if matches!(path.try_exists(), Ok(false)) {
             create(path, schema, mode)?;
@@ -267,7 +268,6 @@ impl Database {
 
     /// Refuses a file of another kind or version, edited tables, and damage.
     fn check(&self, schema: &Schema<'_>) -> Result<(), DatabaseError> {
-        let path = || self.file.path.clone();
         let header = |name| self.read("open", |connection| pragma(connection, name));
         let application_id = header("application_id")?;
         if application_id != schema.application_id {
@@ -278,7 +278,7 @@ impl Database {
         let version = header("user_version")?;
         if version != schema.version {
             return Err(DatabaseError::Version {
-                path: path(),
+                path: self.file.path.clone(),
                 name: schema.name,
                 found: version,
                 supported: schema.version,
@@ -325,8 +325,8 @@ fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i32> {
     connection.pragma_query_value(None, name, |row| row.get(0))
 }
 
-/// Makes the database beside `path` and links it there when it is complete. Another process that is faster wins; both
-/// made the same.
+/// Makes the database in a directory beside `path` and links it there when it is complete. Another process that is
+/// faster wins; both made the same.
 fn create(path: &Path, schema: &Schema<'_>, mode: u32) -> Result<(), DatabaseError> {
     let failed = |source| DatabaseError::Create {
         path: path.to_owned(),
@@ -338,14 +338,16 @@ fn create(path: &Path, schema: &Schema<'_>, mode: u32) -> Result<(), DatabaseErr
         .unwrap_or(Path::new("."));
     let random = RandomState::new().build_hasher().finish();
     let aside = dir.join(format!(".{random:016x}.tmp"));
-    let made = create_file(&aside, mode)
+    let file = aside.join("new.db");
+    fs::create_dir(&aside).map_err(failed)?;
+    let made = create_file(&file, mode)
         .map_err(failed)
-        .and_then(|()| fill(&aside, schema))
-        .and_then(|()| match fs::hard_link(&aside, path) {
+        .and_then(|()| fill(&file, schema, path))
+        .and_then(|()| match fs::hard_link(&file, path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
             _ => Ok(()),
         });
-    let removed = fs::remove_file(&aside);
+    let removed = fs::remove_dir_all(&aside);
     made?;
     removed
         .and_then(|()| fs::File::open(dir)?.sync_all())
@@ -361,9 +363,10 @@ fn create_file(path: &Path, mode: u32) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(mode)) // whatever the umask
 }
 
-/// Puts the tables into an empty file and closes it, synced, with nothing left beside it.
-fn fill(path: &Path, schema: &Schema<'_>) -> Result<(), DatabaseError> {
-    let mut database = Database::connect(path, schema, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+/// Puts the tables into an empty file and closes it, synced. Errors name `path`, where it will be.
+fn fill(file: &Path, schema: &Schema<'_>, path: &Path) -> Result<(), DatabaseError> {
+    let mut database = Database::connect(file, schema, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    path.clone_into(&mut database.file.path);
     database.set_durable()?;
     database.write("create", |tx| -> Result<(), Abort<DatabaseError>> {
         for table in schema.tables {

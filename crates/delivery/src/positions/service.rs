@@ -159,7 +159,7 @@ impl Positions {
             let reader =
                 log.reader(&topic, partition, next)
                     .map_err(|source| PositionsError::Read {
-                        place: place(&topic, partition, next),
+                        place: Place::new(&topic, partition, next),
                         source,
                     })?;
             partitions.push(OwnedPartition { ownership, reader });
@@ -253,7 +253,7 @@ fn refuse_older_log(
     progress: &[PartitionProgress],
 ) -> Result<(), PositionsError> {
     for progress in progress.iter().filter(|p| p.topic == topic.name().as_str()) {
-        let place = place(topic, progress.partition, progress.next);
+        let place = Place::new(topic, progress.partition, progress.next);
         match topic.end(progress.partition) {
             Ok(end) if progress.next <= end => {}
             Ok(end) => {
@@ -284,7 +284,7 @@ fn read_batch(
     let mut refused = None;
     let read = reader.poll(limit, |record| {
         if refused.is_none() {
-            let place = place(&topic, partition, record.offset);
+            let place = Place::new(&topic, partition, record.offset);
             match Change::read(record, &place) {
                 Ok(change) => batch.push((place, change)),
                 Err(error) => refused = Some(error),
@@ -294,7 +294,7 @@ fn read_batch(
     match (batch.is_empty(), refused, read) {
         (true, Some(error), _) => Err(error),
         (true, None, Err(source)) => Err(PositionsError::Read {
-            place: place(&topic, partition, next),
+            place: Place::new(&topic, partition, next),
             source,
         }),
         _ => Ok(batch),
@@ -316,11 +316,13 @@ fn report(
     )
 }
 
-fn place(topic: &Topic, partition: Partition, offset: Offset) -> Place {
-    Place {
-        topic: topic.name().clone(),
-        partition,
-        offset,
+impl Place {
+    fn new(topic: &Topic, partition: Partition, offset: Offset) -> Self {
+        Self {
+            topic: topic.name().clone(),
+            partition,
+            offset,
+        }
     }
 }
 
