@@ -70,11 +70,23 @@ impl Bridge {
     /// # Errors
     /// When the log, a topic or the state directory cannot be opened or is not as configured.
     pub fn open(config: BridgeConfig) -> Result<Self, BridgeError> {
+        let options = LogOptions {
+            any_filesystem: config.any_filesystem,
+            ..LogOptions::default()
+        };
+        let log = Log::open_or_create(&config.log_root, &options)?;
+        Self::with_log(config, log)
+    }
+
+    /// A bridge into a log that is open already, whatever `config` says about it.
+    ///
+    /// # Errors
+    /// As [`Bridge::open`].
+    pub fn with_log(config: BridgeConfig, log: Log) -> Result<Self, BridgeError> {
         let state = match &config.state_dir {
             Some(dir) => StateDir::open(dir)?,
             None => StateDir::open(StateDir::default_path()?)?,
         };
-        let log = Log::open_or_create(&config.log_root, &LogOptions::default())?;
         for topic in &config.topics {
             open_topic(&log, topic)?;
         }

@@ -72,7 +72,7 @@ pub(crate) enum LogVerb {
 impl LogVerb {
     /// Does what the verb says.
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
-        match self {
+        let answer = match self {
             Self::Topics { root } => topics(&open(&root)?, out),
             Self::Read {
                 root,
@@ -91,7 +91,10 @@ impl LogVerb {
             Self::Verify { root, topic } => verify(&open(&root)?, topic.as_ref(), out),
             Self::Offsets { root, group } => offsets(&open(&root)?, group.as_ref(), out),
             Self::Sources { root } => sources(&open(&root)?, out),
-        }
+        }?;
+        // A last line that did not arrive, as on a full disk, is a failure.
+        out.flush()?;
+        Ok(answer)
     }
 }
 

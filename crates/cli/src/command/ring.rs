@@ -50,7 +50,7 @@ pub(crate) enum RingVerb {
 impl RingVerb {
     /// Does what the verb says.
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
-        match self {
+        let answer = match self {
             Self::Ls { base } => {
                 let rings = inspect::list(base).map_err(Failure::new)?;
                 list(&rings, out)
@@ -70,7 +70,10 @@ impl RingVerb {
                 }
                 Ok(Answer::Fine)
             }
-        }
+        }?;
+        // A last line that did not arrive, as on a full disk, is a failure.
+        out.flush()?;
+        Ok(answer)
     }
 }
 
