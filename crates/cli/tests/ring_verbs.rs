@@ -1,0 +1,215 @@
+//! `teeline ring`, as people and programs use it: the real binary.
+
+mod run;
+
+use std::{fs, path::PathBuf};
+
+use run::{Ran, teeline};
+use serde_json::Value;
+use teeline_core::Sequence;
+use teeline_os::{SystemClock, state::StateDir};
+use teeline_ring::{AttachOptions, Consumer, MessageType, Producer, RingOptions};
+use tempfile::TempDir;
+
+struct Rings {
+    base: TempDir,
+    state: StateDir,
+}
+
+impl Rings {
+    fn new() -> Self {
+        let base = tempfile::tempdir().unwrap();
+        let state = StateDir::open(base.path().join("state")).unwrap();
+        Self { base, state }
+    }
+
+    fn create(&self, source: &str) -> PathBuf {
+        let dir = self.base.path().join(source);
+        RingOptions::new(source.parse().unwrap())
+            .capacity(1 << 16)
+            .consumer("bridge".parse().unwrap())
+            .consumer("risk".parse().unwrap())
+            .create(&dir, &self.state, &SystemClock)
+            .unwrap();
+        dir
+    }
+
+    /// A ring with ten messages and a gap of three, of which `bridge` has released the first four.
+    fn create_used(&self) -> PathBuf {
+        let dir = self.create("gw1.fills");
+        let mut producer = Producer::attach(&dir, &AttachOptions::default()).unwrap();
+        producer.from_scratch();
+        for number in 1..=9_u8 {
+            producer
+                .publish(MessageType(7), &[b'm', b'0' + number])
+                .unwrap();
+        }
+        producer.publish_gap(Sequence(10), Sequence(12)).unwrap();
+        producer.publish(MessageType(8), &[0, 255]).unwrap();
+        let bridge = "bridge".parse().unwrap();
+        let mut consumer = Consumer::attach(&dir, &bridge, &AttachOptions::default()).unwrap();
+        assert_eq!(consumer.poll(4, |_| {}).unwrap(), 4);
+        dir
+    }
+}
+
+#[test]
+fn ls_shows_every_ring_and_names_what_is_broken() {
+    let rings = Rings::new();
+    rings.create("gw1.fills");
+    rings.create("gw2.fills");
+    fs::write(rings.base.path().join("gw2.fills/ring"), "no ring").unwrap();
+
+    let listed = teeline(["ring", "ls"]).arg(rings.base.path()).run().fine();
+    let lines: Vec<&str> = listed.stdout.lines().collect();
+    assert_eq!(lines.len(), 3, "{}", listed.stdout);
+    assert!(
+        lines[1].contains("gw1.fills") && lines[1].contains("65536"),
+        "{}",
+        lines[1]
+    );
+    assert!(lines[1].contains("bridge,risk"), "{}", lines[1]);
+    assert!(lines[2].contains("gw2.fills/ring"), "{}", lines[2]);
+
+    let listed = teeline(["ring", "ls", "--json"])
+        .arg(rings.base.path())
+        .run()
+        .fine();
+    let objects = listed.objects();
+    assert_eq!(objects[0]["source"], "gw1.fills");
+    assert_eq!(objects[0]["capacity_bytes"], 65536);
+    assert_eq!(
+        objects[0]["consumer_names"],
+        Value::from(vec!["bridge", "risk"])
+    );
+    assert!(objects[1]["error"].as_str().unwrap().contains("ring"));
+}
+
+#[test]
+fn stat_shows_how_far_everyone_is() {
+    let rings = Rings::new();
+    let dir = rings.create_used();
+    let stat = teeline(["ring", "stat", "--json"]).arg(&dir).run().fine();
+    let stat = &stat.objects()[0];
+    assert_eq!(stat["last_sequence"], 13);
+    assert_eq!(stat["producer"]["alive"], false);
+    assert_eq!(stat["producer"]["pid"], std::process::id());
+    assert_eq!(stat["consumers"][0]["consumer"], "bridge");
+    assert_eq!(stat["consumers"][0]["last_released"], 4);
+    assert_eq!(stat["consumers"][0]["lag_msgs"], 9);
+    assert_eq!(stat["consumers"][0]["alive"], false);
+    assert_eq!(stat["consumers"][1]["last_released"], 0);
+    assert!(
+        stat["consumers"][1]["lag_bytes"].as_u64() > stat["consumers"][0]["lag_bytes"].as_u64()
+    );
+
+    let producer = Producer::attach(&dir, &AttachOptions::default()).unwrap();
+    let text = teeline(["ring", "stat"]).arg(&dir).run().fine().stdout;
+    let alive = format!("alive, process {}", std::process::id());
+    assert!(text.contains(&alive), "{text}");
+    assert!(text.contains("through sequence 13"), "{text}");
+    drop(producer);
+}
+
+#[test]
+fn dump_shows_what_dead_processes_left_behind() {
+    let rings = Rings::new();
+    let dir = rings.create_used();
+    let text = teeline(["ring", "dump"]).arg(&dir).run().fine().stdout;
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 11, "{text}");
+    assert!(
+        lines[0].contains("#1 ") && lines[0].contains("type 7  \"m1\""),
+        "{}",
+        lines[0]
+    );
+    assert!(
+        lines[9].contains("gap: 10 to 12 never came"),
+        "{}",
+        lines[9]
+    );
+    assert!(
+        lines[10].contains("#13 ") && lines[10].contains("type 8  00ff"),
+        "{}",
+        lines[10]
+    );
+
+    let last = teeline(["ring", "dump", "--json", "-n", "2"])
+        .arg(&dir)
+        .run()
+        .fine();
+    let objects = last.objects();
+    assert_eq!(objects.len(), 2);
+    assert_eq!(
+        (&objects[0]["frame"], &objects[0]["last"]),
+        (&"gap".into(), &12.into())
+    );
+    assert_eq!(objects[1]["sequence"], 13);
+    assert_eq!(objects[1]["payload_hex"], "00ff");
+}
+
+#[test]
+fn rm_refuses_what_is_not_drained_unless_forced() {
+    let rings = Rings::new();
+    let dir = rings.create_used();
+    let refused = teeline(["ring", "rm"]).arg(&dir).run();
+    let complaint = refused.refused();
+    assert!(complaint.contains("from sequence 5 to 13"), "{complaint}");
+    assert!(dir.exists());
+
+    let removed = teeline(["ring", "rm", "--force", "--json"])
+        .arg(&dir)
+        .run()
+        .fine();
+    assert_eq!(removed.objects()[0]["removed"], dir.to_str().unwrap());
+    assert!(!dir.exists());
+    let complaint = teeline(["ring", "rm"]).arg(&dir).run().refused();
+    assert!(complaint.contains("there is no ring at"), "{complaint}");
+}
+
+#[test]
+fn what_is_no_ring_is_refused_in_one_line() {
+    let base = tempfile::tempdir().unwrap();
+    let missing = base.path().join("missing");
+    let foreign = base.path().join("foreign");
+    fs::create_dir(&foreign).unwrap();
+    fs::write(foreign.join("ring"), [7; 20_000]).unwrap();
+    for verb in ["stat", "dump", "rm"] {
+        for dir in [&missing, &foreign] {
+            let complaint = teeline(["ring", verb]).arg(dir).run().refused();
+            assert!(
+                complaint.contains(dir.to_str().unwrap()),
+                "{verb}: {complaint}"
+            );
+        }
+    }
+    assert!(foreign.join("ring").exists());
+    let complaint = teeline(["ring", "ls"]).arg(&missing).run().refused();
+    assert!(complaint.contains("missing"), "{complaint}");
+    let wrong_use: Ran = teeline(["ring", "stat"]).run();
+    assert_eq!(wrong_use.status, 2);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let rings = Rings::new();
+    let dir = rings.create_used();
+    let ran = teeline(["ring", "dump"]).arg(&dir).run_unread();
+    assert_eq!((ran.status, ran.stderr.as_str()), (0, ""));
+}
+
+/// A full disk behind standard output: the exit status says that the answer did not arrive.
+#[test]
+fn an_answer_that_cannot_be_written_is_a_failure() {
+    let rings = Rings::new();
+    let dir = rings.create_used();
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = teeline(["ring", "stat"]).arg(&dir).command();
+    let output = command.stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        complaint.starts_with("teeline: cannot write to standard output"),
+        "{complaint}"
+    );
+}
