@@ -6,6 +6,7 @@ mod broken;
 mod conductor;
 mod facts;
 mod inputs;
+mod placement;
 mod process;
 mod progress;
 mod report;
@@ -21,16 +22,17 @@ use teeline_core::time::Clock;
 use teeline_delivery::positions::{FILL, FILL_KEY_AT};
 use teeline_latency::PageOwner;
 use teeline_log::{Durability, Log, LogOptions, Topic, TopicConfig};
-use teeline_os::{Context, SystemClock, cpu};
+use teeline_os::{Context, SystemClock};
 use teeline_sync::atomic::AtomicBool;
 
 use self::{
     audit::Audit,
     conductor::{Conductor, Plan},
     inputs::Input,
+    placement::Placement,
     process::Process,
     progress::Observer,
-    report::{Cores, Latency, Report},
+    report::{Latency, Report},
     roles::{Pace, Role},
     workplace::{BRIDGE, FILLS, PARTITIONS, Paths, TOPIC, Workplace},
 };
@@ -87,8 +89,8 @@ impl DemoArgs {
         let input = self.input(seed)?;
         let stop = stop_on_signals()?;
         let mut workplace = Workplace::create(self.dir.as_deref())?;
-        let cores = cores()?;
-        let topic = prepare(workplace.paths(), &input, &cores)?;
+        let placement = Placement::find()?;
+        let topic = prepare(workplace.paths(), &input, &placement)?;
         let pages = [(); 2].map(|()| PageOwner::create().map_err(Failure::new));
         let [gateway_page, bridge_page] = pages;
         let (gateway_page, bridge_page) = (gateway_page?, bridge_page?);
@@ -101,7 +103,8 @@ impl DemoArgs {
                 Role::Strategy | Role::Positions => None,
             };
             let mut process = Process::new(role, workplace.paths(), pace)?;
-            process.cpu = cores.get(&role).copied();
+            process.cpu = placement.cpus.get(&role).copied();
+            process.waiting = placement.waiting(role);
             process.latency_page = page.map(|page| page.os_id().to_owned());
             Ok(process)
         });
@@ -126,14 +129,14 @@ impl DemoArgs {
         bar.finish_and_clear();
 
         let audit = Audit::of(&input, &run.rings, workplace.paths())?;
-        let latency = Latency::measure(&gateway_page, &bridge_page, &cores)?;
+        let latency = Latency::measure(&gateway_page, &bridge_page, &placement)?;
         let mut report = Report {
             input: &input,
             run: &run,
             audit: &audit,
             seed,
             lose_ring: self.lose_ring,
-            cores: &cores,
+            cpus: &placement.cpus,
             latency,
             filesystem: workplace.filesystem(),
             kept: None,
@@ -186,20 +189,8 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
     Ok(stop)
 }
 
-/// Pins the two ends of the fill ring where there are two CPUs, and all four roles where there are four.
-fn cores() -> Result<Cores, Failure> {
-    let allowed = cpu::allowed().map_err(Failure::new)?;
-    let roles = [Role::Gateway, Role::Bridge, Role::Strategy, Role::Positions];
-    let pinned = match allowed.len() {
-        0 | 1 => 0,
-        2 | 3 => 2,
-        _ => 4,
-    };
-    Ok(roles.into_iter().zip(allowed).take(pinned).collect())
-}
-
 /// Makes what all processes share: the facts, the log with its topic, and the bridge's configuration.
-fn prepare(paths: &Paths, input: &Input, cores: &Cores) -> Result<Topic, Failure> {
+fn prepare(paths: &Paths, input: &Input, placement: &Placement) -> Result<Topic, Failure> {
     facts::write(&paths.facts(), &input.fills).map_err(Failure::new)?;
     let log = Log::create(paths.log(), &LogOptions::default()).map_err(Failure::new)?;
     let config = TopicConfig {
@@ -211,20 +202,15 @@ fn prepare(paths: &Paths, input: &Input, cores: &Cores) -> Result<Topic, Failure
         .create_topic(&workplace::name(TOPIC), &config)
         .map_err(Failure::new)?;
     let path = paths.bridge_config();
-    fs::write(&path, bridge_config(paths, cores))
+    fs::write(&path, bridge_config(paths, placement))
         .context("write", &path)
         .map_err(Failure::new)?;
     Ok(topic)
 }
 
 /// The configuration that an operator would write.
-fn bridge_config(paths: &Paths, cores: &Cores) -> String {
-    // Where each process has a core, the bridge may use all of its own.
-    let idle = if cores.len() == Role::ALL.len() {
-        "spin"
-    } else {
-        "backoff"
-    };
+fn bridge_config(paths: &Paths, placement: &Placement) -> String {
+    let idle = placement.waiting(Role::Bridge).name();
     let quoted = |path: PathBuf| toml::Value::String(path.display().to_string()).to_string();
     format!(
         "[log]

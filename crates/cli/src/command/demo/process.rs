@@ -13,6 +13,7 @@ use serde::Deserialize;
 use teeline_os::Context;
 
 use super::{
+    placement::Waiting,
     roles::{Pace, Role},
     workplace::Paths,
 };
@@ -27,6 +28,8 @@ pub(crate) struct Process {
     pace: Pace,
     /// CPU that it is pinned to.
     pub(crate) cpu: Option<usize>,
+    /// How it waits for work.
+    pub(crate) waiting: Waiting,
     /// Histogram page that it records in.
     pub(crate) latency_page: Option<String>,
     /// The running process, until it was killed or its end was noticed.
@@ -46,6 +49,7 @@ impl Process {
             paths: paths.clone(),
             pace,
             cpu: None,
+            waiting: Waiting::Backoff,
             latency_page: None,
             child: None,
         })
@@ -84,6 +88,7 @@ impl Process {
             paths,
             pace,
             cpu,
+            waiting,
             latency_page,
             child: _,
         } = self;
@@ -94,7 +99,8 @@ impl Process {
             .arg(&paths.dir)
             .arg("--rings")
             .arg(&paths.rings)
-            .args(["--conductor", &std::process::id().to_string()]);
+            .args(["--conductor", &std::process::id().to_string()])
+            .args(["--waiting", waiting.name()]);
         if let Some(cpu) = cpu {
             command.args(["--cpu", &cpu.to_string()]);
         }

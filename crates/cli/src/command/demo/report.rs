@@ -15,9 +15,6 @@ use crate::output::{Failure, Output};
 /// Round trips of a raw cache line that are measured: some tens of milliseconds.
 const ROUND_TRIPS: u64 = 100_000;
 
-/// Which CPU each role is pinned to; none where there are too few.
-pub(crate) type Cores = BTreeMap<Role, usize>;
-
 /// Everything that is to be said.
 #[derive(Debug)]
 pub(crate) struct Report<'a> {
@@ -26,7 +23,8 @@ pub(crate) struct Report<'a> {
     pub(crate) audit: &'a Audit,
     pub(crate) seed: u64,
     pub(crate) lose_ring: bool,
-    pub(crate) cores: &'a Cores,
+    /// The CPU of each role that is pinned.
+    pub(crate) cpus: &'a BTreeMap<Role, usize>,
     pub(crate) latency: Latency,
     /// What the log lies on.
     pub(crate) filesystem: &'static str,
@@ -37,29 +35,37 @@ pub(crate) struct Report<'a> {
 /// How long the hops took, and the physical limit beside them.
 #[derive(Debug)]
 pub(crate) struct Latency {
+    /// Of a fill, by the gateway.
     publish: Summary,
+    /// Of an order, from the strategy to the gateway, which waits for nothing else.
     ring_hop: Summary,
+    /// Of a fill, from the gateway to the bridge, which may be storing the fills before it.
+    bridge_hop: Summary,
+    /// Of a fill, from the gateway's commit until the bridge knows that it is durable.
     durable: Summary,
-    /// Median round trip of a raw cache line between the cores of gateway and bridge; `None` with one core.
+    /// Median round trip of a raw cache line between the CPUs of strategy and gateway; `None` with one CPU.
     cache_line_rtt_ns: Option<u64>,
 }
 
 impl Latency {
-    /// Takes the latencies out of the pages of gateway and bridge, and measures the limit on their cores.
+    /// Takes the latencies out of the pages of gateway and bridge, and measures the limit on the CPUs of the
+    /// ring hop.
     pub(crate) fn measure(
         gateway: &PageOwner,
         bridge: &PageOwner,
-        cores: &Cores,
+        placement: &Placement,
     ) -> Result<Self, Failure> {
-        let round_trip = match (cores.get(&Role::Gateway), cores.get(&Role::Bridge)) {
-            (Some(a), Some(b)) => {
+        let round_trip = match [Role::Strategy, Role::Gateway].map(|role| placement.cpus.get(&role))
+        {
+            [Some(a), Some(b)] => {
                 Some(limit::cache_line_round_trip(*a, *b, ROUND_TRIPS).map_err(Failure::new)?)
             }
             _ => None,
         };
         Ok(Self {
             publish: Summary::of(&gateway.snapshot(Hop::Publish)),
-            ring_hop: Summary::of(&bridge.snapshot(Hop::RingHop)),
+            ring_hop: Summary::of(&gateway.snapshot(Hop::RingHop)),
+            bridge_hop: Summary::of(&bridge.snapshot(Hop::RingHop)),
             durable: Summary::of(&bridge.snapshot(Hop::Durable)),
             cache_line_rtt_ns: round_trip.map(|round_trip| Summary::of(&round_trip.histogram).p50),
         })

@@ -28,13 +28,14 @@ use teeline_os::{SystemClock, cpu, hold, sleep, state::StateDir};
 use teeline_ring::{Alignment, AttachOptions, MessageType, Producer, PublishError, RingOptions};
 use teeline_sync::{
     atomic::{AtomicBool, Ordering},
-    idle::{Backoff, IdleStrategy},
+    idle::IdleStrategy,
 };
 
 #[cfg(feature = "test-switches")]
 use super::broken::Rule;
 use super::{
     facts,
+    placement::Waiting,
     workplace::{self, GATEWAY, GROUP, ORDERS, Paths, TOPIC},
 };
 use crate::output::{Answer, Failure};
@@ -47,9 +48,6 @@ const ORDERS_CAPACITY: u64 = 64 * 1024;
 
 /// How long to wait for the lock of a predecessor that was just killed.
 const TAKEOVER_WAIT: Duration = Duration::from_secs(10);
-
-/// How long to sleep at most between two looks for work, in microseconds.
-const NAP_US_MAX: u64 = 200;
 
 /// Most fills that one transaction applies to the positions.
 const FILLS_PER_TRANSACTION: usize = 256;
@@ -92,6 +90,9 @@ pub(crate) struct RoleArgs {
     /// CPU to run on.
     #[arg(long)]
     cpu: Option<usize>,
+    /// How to wait for work.
+    #[arg(long)]
+    waiting: Waiting,
     /// Histogram page to record latencies in.
     #[arg(long)]
     latency_page: Option<String>,
@@ -139,11 +140,12 @@ impl RoleArgs {
             cpu::pin_current(cpu).map_err(Failure::new)?;
         }
         let page = self.latency_page.as_deref();
+        let mut idle = self.waiting.strategy();
         match self.role {
-            RoleVerb::Strategy(pace) => strategy(&self.paths, pace)?,
-            RoleVerb::Gateway => gateway::run(&self.paths, &mut *recorder(page)?)?,
+            RoleVerb::Strategy(pace) => strategy(&self.paths, pace, &mut *idle)?,
+            RoleVerb::Gateway => gateway::run(&self.paths, &mut *recorder(page)?, &mut *idle)?,
             RoleVerb::Bridge => bridge(&self.paths, page)?,
-            RoleVerb::Positions => positions(&self.paths)?,
+            RoleVerb::Positions => positions(&self.paths, &mut *idle)?,
         }
         Ok(Answer::Fine)
     }
@@ -177,10 +179,6 @@ fn stop_on_sigterm() -> Result<Arc<AtomicBool>, Failure> {
     Ok(stop)
 }
 
-fn idle() -> Backoff {
-    Backoff::new(NAP_US_MAX)
-}
-
 fn attach_options() -> AttachOptions {
     AttachOptions {
         takeover_wait: TAKEOVER_WAIT,
@@ -199,16 +197,16 @@ fn producer(options: &RingOptions, dir: &Path, state: &Path) -> Result<Producer,
 /// Sends order 1, 2, 3 … when each is due, and the last one when the conductor says so: until then, every process has
 /// work left. Killed and started again, it goes on behind the last order in the ring. When the ring was lost it begins
 /// at the first: it remembers nothing, and the gateway drops what is done.
-fn strategy(paths: &Paths, pace: Pace) -> Result<(), Failure> {
+fn strategy(paths: &Paths, pace: Pace, idle: &mut dyn IdleStrategy) -> Result<(), Failure> {
     let facts = facts::read(&paths.facts()).map_err(Failure::new)?;
     let options = RingOptions::new(workplace::source(ORDERS))
         .capacity(ORDERS_CAPACITY)
         .alignment(Alignment::A64)
-        .consumer(workplace::name(GATEWAY));
+        .consumer(workplace::name(GATEWAY))
+        .stamped(true);
     let mut orders = producer(&options, &paths.ring(ORDERS), &paths.state())?;
     orders.from_scratch();
     let sent = usize::try_from(orders.last_sequence().0).map_err(Failure::new)?;
-    let mut idle = idle();
     for (index, order) in facts.iter().enumerate().skip(sent) {
         if index + 1 == facts.len() {
             wait_for_word()?;
@@ -280,7 +278,7 @@ fn bridge(paths: &Paths, latency_page: Option<&str>) -> Result<(), Failure> {
 }
 
 /// Applies what is in the log to the positions.
-fn positions(paths: &Paths) -> Result<(), Failure> {
+fn positions(paths: &Paths, idle: &mut dyn IdleStrategy) -> Result<(), Failure> {
     let stop = stop_on_sigterm()?;
     let log = Log::open(paths.log(), &LogOptions::default()).map_err(Failure::new)?;
     let (group, topic) = (workplace::name(GROUP), workplace::name(TOPIC));
@@ -295,7 +293,6 @@ fn positions(paths: &Paths) -> Result<(), Failure> {
             hold::point("positions.before-commit");
         }
     };
-    let mut idle = idle();
     while !stop.load(Ordering::Relaxed) {
         let applied = positions
             .run_once_with(FILLS_PER_TRANSACTION, &mut hook)

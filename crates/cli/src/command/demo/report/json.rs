@@ -16,7 +16,7 @@ impl Report<'_> {
             audit,
             seed,
             lose_ring,
-            cores,
+            cpus,
             latency,
             filesystem,
             kept,
@@ -24,6 +24,7 @@ impl Report<'_> {
         let Latency {
             publish,
             ring_hop,
+            bridge_hop,
             durable,
             cache_line_rtt_ns,
         } = latency;
@@ -60,12 +61,13 @@ impl Report<'_> {
             latency: JsonLatency {
                 publish_ns: Percentiles::of(publish, |ns| ns),
                 ring_hop_ns: Percentiles::of(ring_hop, |ns| ns),
+                bridge_hop_us: Percentiles::of(bridge_hop, microseconds),
                 durable_us: Percentiles::of(durable, microseconds),
             },
             limit: JsonLimit {
                 cache_line_rtt_ns: *cache_line_rtt_ns,
             },
-            cores: cores
+            cores: cpus
                 .iter()
                 .map(|(role, core)| (role.name(), *core))
                 .collect(),
@@ -113,6 +115,7 @@ struct Json<'a> {
 struct JsonLatency {
     publish_ns: Percentiles<u64>,
     ring_hop_ns: Percentiles<u64>,
+    bridge_hop_us: Percentiles<f64>,
     durable_us: Percentiles<f64>,
 }
 

@@ -7,7 +7,7 @@ use super::{
         audit::{Audit, Count},
         roles::Role,
     },
-    Latency, Report,
+    Report,
 };
 use crate::output::{Failure, Output};
 
@@ -170,18 +170,13 @@ impl Report<'_> {
     }
 
     fn latency(&self, out: &mut Output) -> Result<(), Failure> {
-        let Latency {
-            publish,
-            ring_hop,
-            durable,
-            cache_line_rtt_ns,
-        } = &self.latency;
-        let core = |role| {
-            self.cores
-                .get(&role)
-                .map_or_else(|| "any".to_owned(), |core| format!("cpu {core}"))
+        let latency = &self.latency;
+        let cpu = |role| match self.cpus.get(&role) {
+            Some(cpu) => format!("cpu {cpu}"),
+            None => "any cpu".to_owned(),
         };
-        let row = |hop: &str, core: String, summary: &Summary| {
+        let [strategy, gateway, bridge] = [Role::Strategy, Role::Gateway, Role::Bridge].map(cpu);
+        let row = |hop: &str, place: String, summary: &Summary| {
             let Summary {
                 p50,
                 p99,
@@ -189,38 +184,43 @@ impl Report<'_> {
                 max,
                 count,
             } = *summary;
-            let mut row = vec![hop.to_owned(), core];
+            let mut row = vec![hop.to_owned(), place];
             row.extend([p50, p99, p999, max].map(time));
             row.push(grouped(count));
             row
         };
-        let (gateway, bridge) = (core(Role::Gateway), core(Role::Bridge));
         let mut rows = vec![
-            row("publish: claim to commit", gateway.clone(), publish),
+            row("publish a fill", gateway.clone(), &latency.publish),
             row(
-                "ring hop: commit to poll",
-                format!("{gateway} to {bridge}"),
-                ring_hop,
+                "ring hop of an order",
+                format!("{strategy} to {gateway}"),
+                &latency.ring_hop,
             ),
             row(
-                "commit to durable in the log",
+                "ring hop of a fill",
+                format!("{gateway} to {bridge}"),
+                &latency.bridge_hop,
+            ),
+            row(
+                "fill durable in the log",
                 format!("{bridge}, {}", self.filesystem),
-                durable,
+                &latency.durable,
             ),
         ];
-        if let Some(round_trip) = cache_line_rtt_ns {
-            let limit = "limit: raw cache line, there and back";
+        if let Some(round_trip) = latency.cache_line_rtt_ns {
+            let limit = "limit: a cache line there and back".to_owned();
             rows.push(vec![
-                limit.to_owned(),
-                format!("{gateway} and {bridge}"),
-                time(*round_trip),
+                limit,
+                format!("{strategy} and {gateway}"),
+                time(round_trip),
             ]);
         }
         out.line("")?;
         out.table(
             &["latency", "where", "p50", "p99", "p99.9", "max", "count"],
             &rows,
-        )
+        )?;
+        out.line("A fill waits for the bridge while that makes the fills before it durable.")
     }
 }
 

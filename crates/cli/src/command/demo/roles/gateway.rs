@@ -2,10 +2,14 @@
 
 use std::{collections::HashMap, path::Path, time::Duration};
 
-use teeline_core::{Identity, Offset, Partition, Sequence, recorder::Recorder};
+use teeline_core::{
+    Identity, Offset, Partition, Sequence,
+    recorder::{Hop, Recorder},
+    time::Clock,
+};
 use teeline_delivery::positions::{FILL, Fill};
 use teeline_log::{LastStored, Log, LogOptions, Record};
-use teeline_os::sleep;
+use teeline_os::{SystemClock, sleep};
 use teeline_ring::{Alignment, AttachError, Consumer, Frame, MessageType, Producer, RingOptions};
 use teeline_sync::{
     atomic::{AtomicBool, Ordering},
@@ -14,7 +18,7 @@ use teeline_sync::{
 
 use super::{
     super::workplace::{self, BRIDGE, FILLS, GATEWAY, ORDERS, Paths},
-    attach_options, idle, producer, publish, stop_on_sigterm,
+    attach_options, producer, publish, stop_on_sigterm,
 };
 use crate::output::Failure;
 
@@ -28,7 +32,11 @@ const ORDERS_PER_POLL: usize = 64;
 const RECORDS_PER_POLL: usize = 1_024;
 
 /// Turns every order into a fill, once: an order is released when its fill is published.
-pub(super) fn run(paths: &Paths, recorder: &mut dyn Recorder) -> Result<(), Failure> {
+pub(super) fn run(
+    paths: &Paths,
+    recorder: &mut dyn Recorder,
+    idle: &mut dyn IdleStrategy,
+) -> Result<(), Failure> {
     let stop = stop_on_sigterm()?;
     let options = RingOptions::new(workplace::source(FILLS))
         .capacity(FILLS_CAPACITY)
@@ -41,12 +49,14 @@ pub(super) fn run(paths: &Paths, recorder: &mut dyn Recorder) -> Result<(), Fail
     let Some(mut orders) = attach_when_made(&paths.ring(ORDERS), &stop)? else {
         return Ok(());
     };
-    let mut idle = idle();
     let mut taken: Vec<(Sequence, Vec<u8>)> = Vec::with_capacity(ORDERS_PER_POLL);
     while !stop.load(Ordering::Relaxed) {
         taken.clear();
         let take = |frame: Frame<'_>| {
             if let Frame::Message(message) = frame {
+                if let Some(sent_ns) = message.timestamp_ns {
+                    recorder.record_span(Hop::RingHop, sent_ns, SystemClock.monotonic_ns());
+                }
                 taken.push((message.sequence, message.payload.to_vec()));
             }
         };
