@@ -141,7 +141,14 @@ fn a_process_of_the_demo_does_not_run_without_it() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_teeline"));
     command
-        .args(["demo-role", "--conductor", "1", "--dir"])
+        .args([
+            "demo-role",
+            "--conductor",
+            "1",
+            "--waiting",
+            "backoff",
+            "--dir",
+        ])
         .arg(dir.path())
         .arg("--rings")
         .arg(dir.path());

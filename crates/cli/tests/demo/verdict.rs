@@ -148,8 +148,8 @@ fn a_person_reads_the_verdict_without_reading_code() {
         "started again: gateway 3 times, bridge 3 times, positions 3 times.",
         "In the middle both rings were lost",
         "PASSED: every fill is in the log exactly once, and counts in the positions exactly once.",
-        "publish: claim to commit",
-        "commit to durable in the log",
+        "publish a fill",
+        "fill durable in the log",
     ] {
         assert!(
             said.stdout.contains(part),

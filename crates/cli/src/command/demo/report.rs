@@ -9,7 +9,7 @@ use rust_decimal::Decimal;
 use teeline_core::recorder::Hop;
 use teeline_latency::{PageOwner, Summary, limit};
 
-use super::{audit::Audit, conductor::Run, inputs::Input, roles::Role};
+use super::{audit::Audit, conductor::Run, inputs::Input, placement::Placement, roles::Role};
 use crate::output::{Failure, Output};
 
 /// Round trips of a raw cache line that are measured: some tens of milliseconds.
