@@ -282,10 +282,9 @@ impl<'a> Agent<'a> {
     }
 
     fn store_progress(&mut self, progress: Progress) -> Result<(), AgentError> {
-        assert_eq!(
-            progress.through.0,
-            progress.routed + progress.skipped + progress.duplicate + progress.lost,
-            "every sequence is counted once"
+        assert!(
+            is_balanced(&progress),
+            "every sequence is counted once: {progress:?}"
         );
         if progress == self.joint.writer.progress() {
             return Ok(());
@@ -300,6 +299,23 @@ impl<'a> Agent<'a> {
                 false => error.into(),
             })
     }
+}
+
+/// Whether each sequence that is accounted for is counted once.
+pub(crate) fn is_balanced(progress: &Progress) -> bool {
+    let Progress {
+        through,
+        routed,
+        skipped,
+        duplicate,
+        lost,
+        ..
+    } = *progress;
+    let sum: u128 = [routed, skipped, duplicate, lost]
+        .map(u128::from)
+        .iter()
+        .sum();
+    sum == u128::from(through.0)
 }
 
 /// What looks at each frame as it is taken.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use teeline_core::{Epoch, Identity, Name, Offset, Partition, Sequence, SourceName};
-use teeline_log::{Answer, AppendError, OpenError, TopicError, storage::StorageError};
+use teeline_log::{Answer, AppendError, OpenError, Progress, TopicError, storage::StorageError};
 use teeline_os::state::StateError;
 
 use crate::plan::{PlanError, Target};
@@ -75,6 +75,18 @@ pub enum AgentError {
     /// The source's progress cannot be stored.
     #[error("the source's progress cannot be stored: {0}")]
     Progress(#[from] StorageError),
+    /// What the log has on record about the source is not what a bridge stores: `through` is the sum of the others.
+    #[error(
+        "the progress of {source_name} does not add up: through {}, but {} routed, {} skipped, {} duplicate, {} lost; \
+         look at the log's file sources/{source_name}.progress, and restore it",
+        progress.through, progress.routed, progress.skipped, progress.duplicate, progress.lost
+    )]
+    Unbalanced {
+        /// The source.
+        source_name: SourceName,
+        /// What is on record.
+        progress: Progress,
+    },
     /// The routes cannot be followed.
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -14,7 +14,7 @@ use teeline_sync::{
 };
 
 use crate::{
-    agent::{Agent, Joint, Surroundings},
+    agent::{Agent, Joint, Surroundings, is_balanced},
     config::{BridgeConfig, Idle, SourceConfig, TopicSpec},
     error::{AgentError, BridgeError},
     event::{BridgeEvent, Observer},
@@ -366,7 +366,14 @@ impl Tender<'_> {
             Err(error @ WriterError::Held { .. }) => return not_yet("writer held", error),
             Err(error) => return Err(error.into()),
         };
-        if writer.progress().ended {
+        let progress = writer.progress();
+        if !is_balanced(&progress) {
+            return Err(AgentError::Unbalanced {
+                source_name: source,
+                progress,
+            });
+        }
+        if progress.ended {
             let reason = format!("epoch {epoch} of {source} has ended: a new ring must come");
             return not_yet("ended", reason);
         }
@@ -385,7 +392,7 @@ impl Tender<'_> {
         self.tell(&BridgeEvent::Attached {
             source,
             epoch,
-            through: writer.progress().through,
+            through: progress.through,
             released: consumer.last_released(),
         });
         let joint = Joint {

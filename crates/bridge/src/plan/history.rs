@@ -1,25 +1,5 @@
 //! The routes of a source, and which held for which messages.
-//!
-//! Routes may change between two runs of a bridge, while messages that were stored under the old ones wait in the ring
-//! to be seen again. Those must go where they went, or the log could not recognise them. So the routes are recorded in
-//! the log, with the first message under each, and a change takes effect behind everything that may have been stored:
-//!
-//! ```toml
-//! epoch = 1764000000000000
-//! [[version]]                # up to message 4000
-//! from = 1
-//! others = "skip"
-//! [[version.route]]
-//! types = [1]
-//! topic = "fills"
-//! [[version]]                # from message 4001 on
-//! from = 4001
-//! others = "stop"
-//! [[version.route]]
-//! types = "all"
-//! topic = "fills"
-//! key = { offset = 56, prefix = "u8" }
-//! ```
+#![doc = include_str!("../../../../docs/formats/routes.md")]
 
 use std::{fs, io, path::Path};
 
@@ -28,6 +8,9 @@ use toml::{Table, Value};
 
 use super::PlanError;
 use crate::config::{self, Fields, OTHERS, Others, Problem, RouteConfig, one_of, whole};
+
+/// Version of the file.
+const FORMAT: u64 = 1;
 
 /// The routes of a source, as far as they decide where a message goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,6 +118,7 @@ impl History {
     }
 
     fn take(mut fields: Fields<'_>) -> Option<Self> {
+        let _known: Option<u64> = fields.need("format", whole(FORMAT, FORMAT));
         let epoch = fields.need("epoch", whole(0, u64::MAX));
         let versions = fields.tables("version", |mut version| {
             let from = version.need("from", whole(1, u64::MAX));
@@ -167,6 +151,7 @@ impl History {
             ]))
         });
         Table::from_iter([
+            ("format".to_owned(), config::number(FORMAT)),
             ("epoch".to_owned(), config::number(self.epoch.0)),
             ("version".to_owned(), Value::Array(versions.collect())),
         ])
@@ -262,8 +247,35 @@ mod tests {
         let history = go_on(&first, 10, 30, 3);
         history.write(&path).unwrap();
         assert_eq!(History::read(&path).unwrap(), Some(history));
-        std::fs::write(&path, "epoch = 1").unwrap();
-        let error = History::read(&path).unwrap_err().to_string();
-        assert!(error.contains("`version` is missing"), "{error}");
+        for (text, complaint) in [
+            ("format = 1\nepoch = 1", "`version` is missing"),
+            (
+                "format = 2\nepoch = 1",
+                "`format` must be a whole number from 1 to 1",
+            ),
+            ("no toml", "damaged"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = History::read(&path).unwrap_err().to_string();
+            assert!(error.contains(complaint), "{error}");
+        }
+    }
+
+    /// Written by every version 1, and read by all later ones.
+    #[test]
+    fn the_golden_file_is_read_and_written_to_the_byte() {
+        let golden = include_str!("../../tests/golden/routes.v1.toml");
+        let first = History::go_on(None, EPOCH, Sequence::NONE, Sequence::NONE, rules(1));
+        let history = go_on(&first, 10, 30, 3);
+        assert_eq!(History::parse(golden).unwrap(), history);
+        assert_eq!(history.to_toml(), golden);
+    }
+
+    #[test]
+    fn the_documented_example_is_understood() {
+        let document = include_str!("../../../../docs/formats/routes.md");
+        let example = document.split("```").nth(1).unwrap();
+        let history = History::parse(example.strip_prefix("toml").unwrap()).unwrap();
+        assert_eq!((history.epoch, froms(&history)), (EPOCH, vec![1, 4001]));
     }
 }
