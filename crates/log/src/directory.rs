@@ -1,20 +1,24 @@
 //! The log's directory: its identity, its topics, its sources.
 
 use std::{
-    fmt,
+    collections::BTreeMap,
+    fmt, io,
     path::{Path, PathBuf},
     str::FromStr,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use teeline_core::{Epoch, Name, NameError, Offset, Partition, SourceName};
+use serde::{Deserialize, Serialize};
+
+use teeline_core::{Epoch, Name, Offset, Partition, SourceName};
 
 use crate::{
-    AppendError, LastStored, ReadError, Reader, ResumePoint, Succession, Topic, TopicConfig,
-    Writer, WriterError,
-    storage::{Access, Storage, StorageError},
-    topic::Env,
+    AppendError, DiskStorage, LastStored, ReadError, Reader, ResumeError, ResumePoint, Succession,
+    Topic, TopicConfig, Writer, WriterError, format,
+    storage::{Access, LockError, Storage, StorageError},
+    topic::{self, Env},
+    writer,
 };
 
 /// The identity of a log: two directories with one id are copies of one log.
@@ -153,9 +157,6 @@ pub enum TopicError {
         /// What is wrong with it.
         what: String,
     },
-    /// A directory in the log is named as no topic can be.
-    #[error(transparent)]
-    Name(#[from] NameError),
     /// The log was opened for reading only.
     #[error("the log {} was opened for reading only", root.display())]
     ReadOnly {
@@ -176,11 +177,39 @@ pub enum TopicError {
 /// File that makes a directory a log.
 pub(crate) const IDENTITY_FILE: &str = "teeline-log.toml";
 
+/// Directory of the sources' files.
+const SOURCES_DIR: &str = "sources";
+
+/// Directory of the consumer groups' database.
+const GROUPS_DIR: &str = "groups";
+
+/// Lock of whoever creates the log or a topic.
+const LOCK_FILE: &str = "lock";
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct IdentityFile {
+    format: u32,
+    id: String,
+}
+
+/// The version alone, so that a file of another version is told from a malformed one.
+#[derive(Debug, Deserialize)]
+struct FormatOnly {
+    format: u32,
+}
+
 /// An open log. Clones are the same log.
 #[derive(Debug, Clone)]
 pub struct Log {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
     id: LogId,
     env: Arc<Env>,
+    topics: Mutex<BTreeMap<Name, Topic>>,
 }
 
 impl Log {
@@ -189,8 +218,7 @@ impl Log {
     /// # Errors
     /// When there is one already or it cannot be created; nothing half-made stays behind.
     pub fn create(root: impl AsRef<Path>, options: &LogOptions) -> Result<Self, OpenError> {
-        let _ = (root.as_ref(), options);
-        todo!()
+        Self::create_on(disk()?, root, options)
     }
 
     /// Opens an existing log on the disk.
@@ -198,8 +226,7 @@ impl Log {
     /// # Errors
     /// When there is none or it cannot be opened.
     pub fn open(root: impl AsRef<Path>, options: &LogOptions) -> Result<Self, OpenError> {
-        let _ = (root.as_ref(), options);
-        todo!()
+        Self::open_on(disk()?, root, options)
     }
 
     /// Opens the log, or creates it if there is none; of several processes doing so at once, one creates it.
@@ -207,39 +234,178 @@ impl Log {
     /// # Errors
     /// When neither works.
     pub fn open_or_create(root: impl AsRef<Path>, options: &LogOptions) -> Result<Self, OpenError> {
-        let _ = (root.as_ref(), options);
-        todo!()
+        Self::open_or_create_on(disk()?, root, options)
     }
 
-    /// Opens or creates a log on any storage.
+    /// As [`Log::open_or_create`], on any storage.
     ///
     /// # Errors
-    /// As [`Log::open_or_create`].
+    /// When neither works.
+    pub fn open_or_create_on(
+        storage: Arc<dyn Storage>,
+        root: impl AsRef<Path>,
+        options: &LogOptions,
+    ) -> Result<Self, OpenError> {
+        let root = root.as_ref();
+        match Self::open_on(Arc::clone(&storage), root, options) {
+            Err(OpenError::NotFound { .. }) if options.access == Access::Write => {}
+            other => return other,
+        }
+        match Self::create_on(Arc::clone(&storage), root, options) {
+            Err(OpenError::AlreadyExists { .. }) => Self::open_on(storage, root, options),
+            other => other,
+        }
+    }
+
+    /// As [`Log::create`], on any storage.
+    ///
+    /// # Errors
+    /// When there is one already or it cannot be created.
+    pub fn create_on(
+        storage: Arc<dyn Storage>,
+        root: impl AsRef<Path>,
+        options: &LogOptions,
+    ) -> Result<Self, OpenError> {
+        let root = root.as_ref();
+        let was_there = storage.list(root).is_ok();
+        let place = root.ancestors().find(|place| storage.list(place).is_ok());
+        refuse_unsuitable(&*storage, place.unwrap_or(Path::new(".")), options)?;
+        storage.create_dir(root)?;
+        let lock = storage.lock_file(&root.join(LOCK_FILE))?;
+        lock.acquire(options.patience)
+            .map_err(|error| match error {
+                LockError::Held { .. } => OpenError::Busy {
+                    root: root.to_owned(),
+                },
+                LockError::Storage(error) => error.into(),
+            })?;
+        let made = Self::make(&*storage, root);
+        if matches!(made, Err(OpenError::Storage(_))) && !was_there {
+            // The error at hand matters more than a directory that cannot be removed after it.
+            drop(storage.remove(root));
+        }
+        made?;
+        drop(lock);
+        Self::open_on(storage, root, options)
+    }
+
+    /// Makes the files of a log, with the directory's lock held.
+    fn make(storage: &dyn Storage, root: &Path) -> Result<(), OpenError> {
+        let path = root.join(IDENTITY_FILE);
+        match storage.read(&path) {
+            Ok(_) => {
+                return Err(OpenError::AlreadyExists {
+                    root: root.to_owned(),
+                });
+            }
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error.into()),
+        }
+        storage.create_dir(&root.join(SOURCES_DIR))?;
+        let identity = IdentityFile {
+            format: format::VERSION.into(),
+            id: LogId(storage.entropy()?).to_string(),
+        };
+        let text = toml::to_string(&identity).map_err(|error| OpenError::Malformed {
+            path: path.clone(),
+            what: error.to_string(),
+        })?;
+        storage.sync_dir(above(root))?;
+        // Last, and durable with the names of all the others: from here on it is a log.
+        storage.replace(&path, text.as_bytes())?;
+        Ok(())
+    }
+
+    /// As [`Log::open`], on any storage.
+    ///
+    /// # Errors
+    /// When there is none or it cannot be opened.
     pub fn open_on(
         storage: Arc<dyn Storage>,
         root: impl AsRef<Path>,
         options: &LogOptions,
     ) -> Result<Self, OpenError> {
-        let _ = (storage, root.as_ref(), options);
-        todo!()
+        let root = root.as_ref();
+        let path = root.join(IDENTITY_FILE);
+        let malformed = |what: String| OpenError::Malformed {
+            path: path.clone(),
+            what,
+        };
+        let bytes = storage.read(&path).map_err(|error| {
+            if error.is_not_found() {
+                OpenError::NotFound {
+                    root: root.to_owned(),
+                }
+            } else {
+                error.into()
+            }
+        })?;
+        let text = String::from_utf8(bytes).map_err(|_| malformed("is not text".to_owned()))?;
+        let version: FormatOnly =
+            toml::from_str(&text).map_err(|error| malformed(error.message().to_owned()))?;
+        if version.format != u32::from(format::VERSION) {
+            return Err(OpenError::WrongVersion {
+                root: root.to_owned(),
+                found: version.format,
+            });
+        }
+        let identity: IdentityFile =
+            toml::from_str(&text).map_err(|error| malformed(error.message().to_owned()))?;
+        let id = identity
+            .id
+            .parse()
+            .map_err(|error: LogIdError| malformed(error.to_string()))?;
+        refuse_unsuitable(&*storage, root, options)?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                id,
+                env: Arc::new(Env {
+                    root: root.to_owned(),
+                    storage,
+                    options: options.clone(),
+                }),
+                topics: Mutex::new(BTreeMap::new()),
+            }),
+        })
     }
 
     /// The log's identity.
     #[must_use]
     pub fn id(&self) -> LogId {
-        self.id
+        self.shared.id
     }
 
     /// The log's directory.
     #[must_use]
     pub fn root(&self) -> &Path {
-        &self.env.root
+        &self.shared.env.root
+    }
+
+    /// Where the consumer groups' database lies or will lie; see [`Groups`](crate::groups::Groups).
+    #[must_use]
+    pub fn groups_dir(&self) -> PathBuf {
+        self.root().join(GROUPS_DIR)
     }
 
     /// What the log was opened for.
     #[must_use]
     pub fn access(&self) -> Access {
-        self.env.options.access
+        self.shared.env.options.access
+    }
+
+    pub(crate) fn env(&self) -> &Arc<Env> {
+        &self.shared.env
+    }
+
+    pub(crate) fn sources_dir(&self) -> PathBuf {
+        self.root().join(SOURCES_DIR)
+    }
+
+    fn opened_topics(&self) -> MutexGuard<'_, BTreeMap<Name, Topic>> {
+        self.shared
+            .topics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Creates a topic with all its partitions; it appears complete or not at all.
@@ -247,8 +413,45 @@ impl Log {
     /// # Errors
     /// When it exists or cannot be created; nothing half-made stays behind.
     pub fn create_topic(&self, name: &Name, config: &TopicConfig) -> Result<Topic, TopicError> {
-        let _ = (name, config);
-        todo!()
+        let Env {
+            root,
+            storage,
+            options,
+        } = &**self.env();
+        if options.access == Access::Read {
+            return Err(TopicError::ReadOnly { root: root.clone() });
+        }
+        if [SOURCES_DIR, GROUPS_DIR, LOCK_FILE, IDENTITY_FILE].contains(&name.as_str()) {
+            return Err(TopicError::Invalid {
+                topic: name.clone(),
+                what: "the name is taken by a file of the log itself".to_owned(),
+            });
+        }
+        let lock = storage.lock_file(&root.join(LOCK_FILE))?;
+        lock.acquire(options.patience)
+            .map_err(|error| match error {
+                LockError::Held { .. } => TopicError::Busy { root: root.clone() },
+                LockError::Storage(error) => error.into(),
+            })?;
+        let dir = root.join(name.as_str());
+        if topic::exists(&**storage, &dir)? {
+            return Err(TopicError::AlreadyExists(name.clone()));
+        }
+        // Whoever began this directory held the lock, and so is dead or failed.
+        let aside = root.join(format!(".{name}.new"));
+        match storage.remove(&aside) {
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            _ => {}
+        }
+        let made = topic::create(&**storage, &aside, name, config)
+            .and_then(|()| Ok(storage.rename(&aside, &dir)?));
+        if let Err(error) = made {
+            // The error at hand matters more than a directory that cannot be removed after it.
+            drop(storage.remove(&aside));
+            return Err(error);
+        }
+        storage.sync_dir(root)?;
+        self.topic(name)
     }
 
     /// Opens a topic.
@@ -256,8 +459,13 @@ impl Log {
     /// # Errors
     /// When there is none or it cannot be read.
     pub fn topic(&self, name: &Name) -> Result<Topic, TopicError> {
-        let _ = name;
-        todo!()
+        let mut topics = self.opened_topics();
+        if let Some(topic) = topics.get(name) {
+            return Ok(topic.clone());
+        }
+        let topic = Topic::open(self.env(), name)?;
+        topics.insert(name.clone(), topic.clone());
+        Ok(topic)
     }
 
     /// All topics, by name.
@@ -265,7 +473,21 @@ impl Log {
     /// # Errors
     /// When one cannot be read.
     pub fn topics(&self) -> Result<Vec<Topic>, TopicError> {
-        todo!()
+        let Env { root, storage, .. } = &**self.env();
+        let mut topics = Vec::new();
+        for name in storage.list(root)? {
+            // What is no name is no topic: hidden directories are half-made or belong to somebody else.
+            let Ok(name) = name.parse::<Name>() else {
+                continue;
+            };
+            match self.topic(&name) {
+                Ok(topic) => topics.push(topic),
+                Err(TopicError::NotFound(_)) => {}
+                Err(TopicError::Storage(error)) if error.kind == io::ErrorKind::NotADirectory => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(topics)
     }
 
     /// Becomes the writer of a source in one of its lives.
@@ -280,8 +502,7 @@ impl Log {
         epoch: Epoch,
         succession: Succession,
     ) -> Result<Writer, WriterError> {
-        let _ = (source, epoch, succession);
-        todo!()
+        Writer::open(self, source, epoch, succession)
     }
 
     /// Where a source has come to: its progress, and its last durable record in each partition. Settles every
@@ -289,9 +510,8 @@ impl Log {
     ///
     /// # Errors
     /// When a partition cannot be settled.
-    pub fn resume(&self, source: &SourceName) -> Result<ResumePoint, WriterError> {
-        let _ = source;
-        todo!()
+    pub fn resume(&self, source: &SourceName) -> Result<ResumePoint, ResumeError> {
+        writer::resume(self, source)
     }
 
     /// The last durable record of a source in one partition; settled first as in [`Log::resume`].
@@ -310,14 +530,14 @@ impl Log {
     /// Reads a partition from an offset on.
     ///
     /// # Errors
-    /// When there is no such partition, or it cannot be read.
+    /// When there is no such partition.
     pub fn reader(
         &self,
         topic: &Topic,
         partition: Partition,
         from: Offset,
     ) -> Result<Reader, ReadError> {
-        Reader::open(topic, partition, from)
+        topic.reader(partition, from)
     }
 
     /// Closes every partition that this log appended to: syncs it and leaves the mark that spares the next opening
@@ -326,6 +546,34 @@ impl Log {
     /// # Errors
     /// When a partition could not be closed; the others are.
     pub fn close(&self) -> Result<(), AppendError> {
-        todo!()
+        let topics: Vec<Topic> = self.opened_topics().values().cloned().collect();
+        let closed: Vec<_> = topics.iter().map(Topic::close).collect();
+        closed.into_iter().collect()
+    }
+}
+
+fn disk() -> Result<Arc<dyn Storage>, OpenError> {
+    Ok(Arc::new(DiskStorage::new()?))
+}
+
+/// The directory that holds `path`.
+fn above(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn refuse_unsuitable(
+    storage: &dyn Storage,
+    root: &Path,
+    options: &LogOptions,
+) -> Result<(), OpenError> {
+    match storage.unsuitable(root)? {
+        Some(filesystem) if !options.any_filesystem => Err(OpenError::Filesystem {
+            root: root.to_owned(),
+            filesystem,
+        }),
+        _ => Ok(()),
     }
 }

@@ -30,6 +30,9 @@ pub enum Flaw {
     /// Nothing was written here: the place reads zero.
     #[error("nothing but zeros")]
     Blank,
+    /// It was written, but never synced before a sync failed.
+    #[error("was not synced before a sync failed")]
+    Unsynced,
     /// It does not begin as the structure does.
     #[error("begins with {found:#010x} instead of {expected:#010x}")]
     Magic {

@@ -6,13 +6,19 @@
 mod append;
 mod damage;
 mod directory;
+mod disk;
 mod durability;
+#[cfg(any(test, feature = "test-switches"))]
+pub mod fake;
 pub mod format;
 pub mod groups;
 mod inspect;
+mod partition;
 mod partitioner;
+mod producers;
 mod reader;
 mod recovery;
+mod segment;
 pub mod sqlite;
 pub mod storage;
 mod topic;
@@ -21,6 +27,7 @@ mod writer;
 pub use append::{Answer, AppendError, BatchAnswer, NewRecord};
 pub use damage::{Damage, TornTail};
 pub use directory::{Log, LogId, LogIdError, LogOptions, OpenError, TopicError};
+pub use disk::DiskStorage;
 pub use durability::Durability;
 pub use format::{
     progress::Progress,
@@ -32,4 +39,6 @@ pub use reader::{ReadError, Reader, Record};
 pub use recovery::RecoveryReport;
 pub use storage::Access;
 pub use topic::{Topic, TopicConfig};
-pub use writer::{EpochEnded, LastStored, ResumePoint, Succession, Writer, WriterError};
+pub use writer::{
+    EpochEnded, LastStored, ResumeError, ResumePoint, Succession, Writer, WriterError,
+};

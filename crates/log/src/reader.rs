@@ -1,13 +1,20 @@
 //! Reading a partition by offset, below its high watermark, and waiting for more. Needs no write access and takes no
 //! lock.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use teeline_core::{Identity, Offset, Partition};
+use teeline_core::{Identity, Offset, Partition as Number};
 
 use crate::{
     Damage, Topic,
-    format::record::{Control, Headers},
+    format::{
+        Flaw,
+        batch::{self, Header},
+        record::{Control, Encoded, Headers},
+        watermark::Word,
+    },
+    partition::Partition,
+    segment::{self, SegmentReader},
     storage::StorageError,
 };
 
@@ -56,7 +63,7 @@ pub enum ReadError {
         /// The topic.
         topic: String,
         /// The partition asked for.
-        partition: Partition,
+        partition: Number,
         /// How many there are.
         partitions: u32,
     },
@@ -77,21 +84,38 @@ pub enum ReadError {
 #[derive(Debug)]
 pub struct Reader {
     topic: Topic,
-    partition: Partition,
+    partition: Arc<Partition>,
     position: Offset,
+    /// Where the next batch is looked for; found anew after a seek or a recovery.
+    place: Option<Place>,
+    /// The batch that is being handed out.
+    batch: Vec<u8>,
+    /// Where in it the next record begins; at its length when all are handed out.
+    record_pos: usize,
+    base: Offset,
+}
+
+#[derive(Debug)]
+struct Place {
+    segment: SegmentReader,
+    file_pos: u64,
+    /// Term of the partition when the place was found: a recovery may have cut off what was there.
+    term: u64,
+    /// What was readable when the segment's buffer was filled.
+    high_watermark: Offset,
 }
 
 impl Reader {
-    pub(crate) fn open(
-        topic: &Topic,
-        partition: Partition,
-        from: Offset,
-    ) -> Result<Self, ReadError> {
-        Ok(Self {
+    pub(crate) fn open(topic: &Topic, partition: Arc<Partition>, from: Offset) -> Self {
+        Self {
             topic: topic.clone(),
             partition,
             position: from,
-        })
+            place: None,
+            batch: Vec::new(),
+            record_pos: 0,
+            base: Offset(0),
+        }
     }
 
     /// Hands up to `limit` records to `f`, in order, and returns how many; 0 at the end of what may be read. Every
@@ -99,9 +123,166 @@ impl Reader {
     ///
     /// # Errors
     /// When the next record cannot be read; records handed out before stay handed out.
-    pub fn poll(&mut self, limit: usize, f: impl FnMut(&Record<'_>)) -> Result<usize, ReadError> {
-        let _ = (limit, f);
-        todo!()
+    pub fn poll(
+        &mut self,
+        limit: usize,
+        mut f: impl FnMut(&Record<'_>),
+    ) -> Result<usize, ReadError> {
+        let mut count = 0;
+        while count < limit {
+            if self.record_pos >= self.batch.len() && !self.next_batch()? {
+                break;
+            }
+            count += self.hand_out(limit - count, &mut f);
+        }
+        Ok(count)
+    }
+
+    /// Hands out records of the current batch.
+    fn hand_out(&mut self, limit: usize, f: &mut impl FnMut(&Record<'_>)) -> usize {
+        let mut count = 0;
+        while count < limit {
+            let rest = self.batch.get(self.record_pos..).unwrap_or_default();
+            // The batch was verified when it was read.
+            let Ok((record, bytes)) = Encoded::decode(rest) else {
+                break;
+            };
+            self.record_pos += bytes;
+            let offset = Offset(self.base.0 + u64::from(record.offset_delta));
+            if offset < self.position {
+                continue;
+            }
+            self.position = Offset(offset.0 + 1);
+            count += 1;
+            f(&Record {
+                offset,
+                append_time_ns: record.append_time_ns,
+                identity: record.identity,
+                kind: record.kind,
+                schema_id: record.schema_id,
+                schema_version: record.schema_version,
+                control: record.control,
+                headers: record.headers,
+                key: record.key,
+                value: record.value,
+            });
+        }
+        count
+    }
+
+    /// Reads the batch that holds `position` or begins behind it, if it may be read already.
+    fn next_batch(&mut self) -> Result<bool, ReadError> {
+        let (_, high_watermark) = self.partition.ends()?;
+        if self.position >= high_watermark {
+            return Ok(false);
+        }
+        let page = self.partition.page()?;
+        let term = page.as_ref().map_or(0, |page| page.load(Word::Term));
+        let mut place = match self.place.take() {
+            Some(place) if place.term == term => place,
+            _ => self.locate(term, high_watermark)?,
+        };
+        if place.high_watermark != high_watermark {
+            place.segment.forget();
+            place.high_watermark = high_watermark;
+        }
+        match self.read_at(&mut place, high_watermark) {
+            Ok(()) => {
+                self.place = Some(place);
+                Ok(true)
+            }
+            // While somebody recovers, what is cut off may still be below the high watermark.
+            Err(ReadError::Damaged(_)) if page.is_some_and(|page| page.load(Word::Dirty) != 0) => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads the batch at a place, or at the start of the segment after it.
+    fn read_at(&mut self, place: &mut Place, high_watermark: Offset) -> Result<(), ReadError> {
+        let storage = self.partition.storage();
+        let dir = self.partition.dir();
+        loop {
+            let flaw = match place.segment.batch(place.file_pos)? {
+                Ok((header, _)) if header.end() <= self.position => {
+                    place.file_pos += u64::from(header.length);
+                    continue;
+                }
+                Ok((header, bytes)) => {
+                    if reaches(self.position, &header, bytes) {
+                        self.batch.clear();
+                        self.batch.extend_from_slice(bytes);
+                        self.record_pos = batch::HEADER_BYTES;
+                        self.base = header.base;
+                        place.file_pos += u64::from(header.length);
+                        return Ok(());
+                    }
+                    // The batches before this one are gone.
+                    Flaw::Blank
+                }
+                Err(flaw) => flaw,
+            };
+            // Damage in front of the position does not concern it.
+            let found = place.segment.resync(place.file_pos, Offset(0))?;
+            if let Some((pos, header)) = found
+                && pos > place.file_pos
+                && place
+                    .segment
+                    .batch(pos)?
+                    .is_ok_and(|(_, bytes)| reaches(self.position, &header, bytes))
+            {
+                place.file_pos = pos;
+                continue;
+            }
+            let following = segment::list(storage, dir)?
+                .into_iter()
+                .find(|base| *base > place.segment.base());
+            if let Some(base) = following
+                && found.is_none()
+                && base <= self.position
+            {
+                place.segment = SegmentReader::open(storage, dir, base)?;
+                place.file_pos = 0;
+                continue;
+            }
+            let (bytes_end, offset) = match (found, following) {
+                (Some((pos, header)), _) => (pos, header.base),
+                (None, Some(base)) => (place.segment.len()?, base),
+                (None, None) => (place.segment.len()?, high_watermark),
+            };
+            return Err(ReadError::Damaged(Box::new(Damage {
+                path: place.segment.path().to_owned(),
+                bytes: place.file_pos..bytes_end.max(place.file_pos),
+                offsets: self.position..offset.max(self.position),
+                flaw,
+            })));
+        }
+    }
+
+    /// Finds the segment that holds `position`, and a batch at or before it.
+    fn locate(&self, term: u64, high_watermark: Offset) -> Result<Place, ReadError> {
+        let storage = self.partition.storage();
+        let dir = self.partition.dir();
+        let segments = segment::list(storage, dir)?;
+        let Some(base) = segments
+            .iter()
+            .copied()
+            .rfind(|base| *base <= self.position)
+        else {
+            return Err(ReadError::BeforeStart {
+                asked: self.position,
+                start: segments.first().copied().unwrap_or(Offset(0)),
+            });
+        };
+        let mut segment = SegmentReader::open(storage, dir, base)?;
+        let file_pos = segment::hint(storage, dir, &mut segment, self.position)?;
+        Ok(Place {
+            segment,
+            file_pos,
+            term,
+            high_watermark,
+        })
     }
 
     /// Waits until there is something to read, at most for `timeout`, and says whether there is. Sleeps on the wake
@@ -110,8 +291,29 @@ impl Reader {
     /// # Errors
     /// When the partition cannot be read.
     pub fn wait(&mut self, timeout: Duration) -> Result<bool, ReadError> {
-        let _ = timeout;
-        todo!()
+        /// Without a page that counts, nobody wakes: look again this often.
+        const NAP: Duration = Duration::from_millis(10);
+        let storage = Arc::clone(self.topic.storage());
+        let deadline_ns = storage
+            .monotonic_ns()
+            .saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        loop {
+            let page = self.partition.page()?;
+            // The counter first: a record that comes after this look raises it.
+            let seen = page.as_ref().map_or(0, |page| page.load(Word::Wake));
+            let (_, high_watermark) = self.partition.ends()?;
+            if self.position < high_watermark {
+                return Ok(true);
+            }
+            let left = Duration::from_nanos(deadline_ns.saturating_sub(storage.monotonic_ns()));
+            if left.is_zero() {
+                return Ok(false);
+            }
+            match page {
+                Some(page) => page.wait(seen, left),
+                None => storage.nap(NAP.min(left)),
+            }
+        }
     }
 
     /// The offset that [`Reader::poll`] hands out next, or a later one if the log jumps there.
@@ -123,6 +325,9 @@ impl Reader {
     /// Goes on at another offset.
     pub fn seek(&mut self, offset: Offset) {
         self.position = offset;
+        self.place = None;
+        self.batch.clear();
+        self.record_pos = 0;
     }
 
     /// The topic that is read.
@@ -133,7 +338,13 @@ impl Reader {
 
     /// The partition that is read.
     #[must_use]
-    pub fn partition(&self) -> Partition {
-        self.partition
+    pub fn partition(&self) -> Number {
+        self.partition.number()
     }
+}
+
+/// Whether nothing is missing between `position` and a batch that does not end before it.
+fn reaches(position: Offset, header: &Header, bytes: &[u8]) -> bool {
+    header.base <= position
+        || segment::lost_from(header, bytes).is_some_and(|first| first <= position)
 }

@@ -103,7 +103,7 @@ pub(crate) fn describe(holder: Option<Holder>) -> String {
 
 /// The file operations, one implementation per kind of storage. Paths are absolute or relative to the process.
 pub trait Storage: Clock + fmt::Debug {
-    /// Makes a directory; fine if it exists.
+    /// Makes a directory and those above it; fine if it exists.
     ///
     /// # Errors
     /// When the operation fails.
@@ -259,7 +259,7 @@ pub trait SharedPage: fmt::Debug + Send + Sync {
     fn wake(&self) -> Result<()>;
 }
 
-/// A file whose lock is taken and given up many times.
+/// A file whose lock is taken and given up many times. Dropping it gives the lock up.
 pub trait LockFile: fmt::Debug + Send + Sync {
     /// Takes the lock, trying for `patience`. The caller takes it once at a time.
     ///

@@ -1,15 +1,17 @@
 //! The one writer of a source: holds its lock for life, appends under its identity, and records its progress.
 
-use std::fmt;
+use std::{fmt, path::PathBuf, sync::Arc};
 
 use teeline_core::{Epoch, Name, Offset, Partition, Sequence, SourceName};
 
 use crate::{
-    AppendError, BatchAnswer, NewRecord, Topic,
-    format::{Flaw, progress::Progress},
-    storage::{Holder, StorageError, describe},
+    AppendError, BatchAnswer, Log, NewRecord, Topic, TopicError,
+    format::{
+        Flaw,
+        progress::{self, Progress, Slot},
+    },
+    storage::{Access, Holder, LockError, LockFile, StorageError, StorageFile, describe},
 };
-use std::path::PathBuf;
 
 /// What to do about the epoch before, when a writer comes with a larger one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -64,6 +66,23 @@ pub enum WriterError {
         /// The other one.
         other: String,
     },
+    /// The log was opened for reading only.
+    #[error("the log {} was opened for reading only", root.display())]
+    ReadOnly {
+        /// The log's directory.
+        root: PathBuf,
+    },
+    /// What the log holds of the source could not be found out.
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
+    /// A file operation failed.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+}
+
+/// Why it could not be found out where a source has come to.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeError {
     /// The progress file cannot be read.
     #[error("{}: {flaw}: what this source has stored is not known", path.display())]
     Unreadable {
@@ -72,7 +91,10 @@ pub enum WriterError {
         /// What is wrong with it.
         flaw: Flaw,
     },
-    /// What the log holds of the source could not be found out.
+    /// A topic cannot be opened.
+    #[error(transparent)]
+    Topic(#[from] TopicError),
+    /// A partition cannot be settled.
     #[error(transparent)]
     Append(#[from] AppendError),
     /// A file operation failed.
@@ -87,6 +109,8 @@ pub struct EpochEnded {
     pub epoch: Epoch,
     /// Every sequence up to here is accounted for.
     pub through: Sequence,
+    /// Largest sequence of it that is stored in any partition; of those between, some may be missing.
+    pub largest: Sequence,
     /// Whether its end was witnessed. If not, what was published after `through` may be lost.
     pub witnessed: bool,
 }
@@ -97,6 +121,7 @@ impl fmt::Display for EpochEnded {
             epoch,
             through,
             witnessed,
+            ..
         } = self;
         let end = if *witnessed {
             "end witnessed"
@@ -146,10 +171,157 @@ pub struct Writer {
     source: SourceName,
     epoch: Epoch,
     succeeded: Option<EpochEnded>,
-    progress: Progress,
+    file: ProgressFile,
+    dedup: bool,
+    /// Held for life.
+    _lock: Box<dyn LockFile>,
+}
+
+/// The progress file of a source and the newest slot in it.
+#[derive(Debug)]
+struct ProgressFile {
+    file: Arc<dyn StorageFile>,
+    slot: Slot,
+}
+
+impl ProgressFile {
+    /// Stores a progress durably in the slot that is not the newest.
+    fn store(&mut self, progress: Progress) -> Result<(), StorageError> {
+        let slot = Slot {
+            number: self.slot.number + 1,
+            progress,
+            ..self.slot
+        };
+        self.file.write_at(slot.file_pos(), &slot.encode())?;
+        self.file.sync()?;
+        self.slot = slot;
+        Ok(())
+    }
+}
+
+fn progress_path(log: &Log, source: &SourceName) -> PathBuf {
+    log.sources_dir().join(format!("{source}.progress"))
+}
+
+fn lock_path(log: &Log, source: &SourceName) -> PathBuf {
+    log.sources_dir().join(format!("{source}.lock"))
+}
+
+/// What stands in the progress file of a source; `None` if there is none.
+fn read_slot(log: &Log, source: &SourceName) -> Result<Option<Slot>, ResumeError> {
+    let path = progress_path(log, source);
+    let bytes = match log.env().storage.read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.is_not_found() => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let slot = Slot::newest(&bytes).map_err(|flaw| ResumeError::Unreadable {
+        path: path.clone(),
+        flaw,
+    })?;
+    match slot {
+        Some(slot) if slot.source != source.id() => Err(ResumeError::Unreadable {
+            path,
+            flaw: Flaw::Field {
+                field: "source",
+                value: slot.source.0,
+            },
+        }),
+        other => Ok(other),
+    }
+}
+
+/// See [`Log::resume`].
+pub(crate) fn resume(log: &Log, source: &SourceName) -> Result<ResumePoint, ResumeError> {
+    let writer_alive = log.env().storage.is_locked(&lock_path(log, source))?;
+    let mut partitions = Vec::new();
+    for topic in log.topics()? {
+        for partition in topic.partitions() {
+            partitions.extend(topic.last(source.id(), partition)?);
+        }
+    }
+    Ok(ResumePoint {
+        progress: read_slot(log, source)?.map(|slot| slot.progress),
+        partitions,
+        writer_alive,
+    })
 }
 
 impl Writer {
+    pub(crate) fn open(
+        log: &Log,
+        source: &SourceName,
+        epoch: Epoch,
+        succession: Succession,
+    ) -> Result<Self, WriterError> {
+        let env = log.env();
+        if env.options.access == Access::Read {
+            return Err(WriterError::ReadOnly {
+                root: env.root.clone(),
+            });
+        }
+        let lock = env.storage.lock_file(&lock_path(log, source))?;
+        lock.acquire(env.options.patience)
+            .map_err(|error| match error {
+                LockError::Held { holder, .. } => WriterError::Held {
+                    source_name: source.clone(),
+                    holder,
+                },
+                LockError::Storage(error) => error.into(),
+            })?;
+        refuse_taken_hash(log, source)?;
+        let slot = read_slot(log, source)?;
+        let on_record = recorded(log, source, slot.as_ref())?;
+        if let Some(on_record) = on_record
+            && on_record.progress.epoch > epoch
+        {
+            return Err(WriterError::Fenced {
+                source_name: source.clone(),
+                on_record: on_record.progress.epoch,
+                offered: epoch,
+            });
+        }
+        let before = on_record.filter(|on_record| on_record.progress.epoch < epoch);
+        if let Some(OnRecord {
+            progress: before, ..
+        }) = before
+            && !before.ended
+            && succession == Succession::AfterDrain
+        {
+            return Err(WriterError::NotEnded {
+                source_name: source.clone(),
+                on_record: before.epoch,
+                through: before.through,
+                offered: epoch,
+            });
+        }
+        let mut file = ProgressFile {
+            file: open_progress(log, source)?,
+            slot: slot.unwrap_or(Slot {
+                number: 0,
+                source: source.id(),
+                progress: Progress::start(epoch),
+            }),
+        };
+        if slot.is_none_or(|slot| slot.progress.epoch != epoch) {
+            // From here on older epochs are fenced.
+            file.store(Progress::start(epoch))?;
+        }
+        Ok(Self {
+            source: source.clone(),
+            epoch,
+            succeeded: before.map(|before| EpochEnded {
+                epoch: before.progress.epoch,
+                through: before.progress.through,
+                largest: before.largest,
+                witnessed: before.progress.ended,
+            }),
+            file,
+            dedup: true,
+            _lock: lock,
+        })
+    }
+
     /// Whose records these are.
     #[must_use]
     pub fn source(&self) -> &SourceName {
@@ -169,7 +341,7 @@ impl Writer {
     }
 
     /// Appends a batch to one partition, all or nothing: either every new record of it is stored, and those that
-    /// already were are answered as duplicates, or none is.
+    /// already were are answered as duplicates, or none is. Numbers rise within a batch.
     ///
     /// # Errors
     /// When nothing was stored. Append again when the reason is gone: what did reach the disk is then recognised.
@@ -179,14 +351,13 @@ impl Writer {
         partition: Partition,
         batch: &[NewRecord<'_>],
     ) -> Result<BatchAnswer, AppendError> {
-        let _ = (topic, partition, batch);
-        todo!()
+        topic.append(partition, self.source.id(), self.epoch, batch, self.dedup)
     }
 
     /// What was recorded last.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        self.progress
+        self.file.slot.progress
     }
 
     /// Records how far the source has come. Durable when this returns.
@@ -194,7 +365,90 @@ impl Writer {
     /// # Errors
     /// When it could not be stored; the progress before stands.
     pub fn store_progress(&mut self, progress: &Progress) -> Result<(), StorageError> {
-        let _ = progress;
-        todo!()
+        self.file.store(*progress)
     }
+
+    /// Stores every record, whatever was stored before: breaks the promise, so that a test can see it noticed.
+    #[doc(hidden)]
+    #[cfg(any(test, feature = "test-switches"))]
+    pub fn turn_dedup_off(&mut self) {
+        self.dedup = false;
+    }
+}
+
+/// Creates or opens the progress file for writing.
+fn open_progress(log: &Log, source: &SourceName) -> Result<Arc<dyn StorageFile>, StorageError> {
+    let storage = &log.env().storage;
+    let path = progress_path(log, source);
+    match storage.open(&path, Access::Write) {
+        Err(error) if error.is_not_found() => {
+            let file = storage.create(&path, progress::FILE_BYTES)?;
+            file.sync()?;
+            storage.sync_dir(&log.sources_dir())?;
+            Ok(file)
+        }
+        other => other,
+    }
+}
+
+/// What is known of the latest epoch of a source.
+#[derive(Debug, Clone, Copy)]
+struct OnRecord {
+    progress: Progress,
+    largest: Sequence,
+}
+
+/// The latest epoch that is known of a source: as recorded, or as its records show if they are of a later one.
+fn recorded(
+    log: &Log,
+    source: &SourceName,
+    slot: Option<&Slot>,
+) -> Result<Option<OnRecord>, ResumeError> {
+    let mut latest = slot.map(|slot| OnRecord {
+        progress: slot.progress,
+        largest: Sequence::NONE,
+    });
+    for topic in log.topics()? {
+        for partition in topic.partitions() {
+            let last = match topic.last(source.id(), partition) {
+                // What cannot be read there cannot be appended to either.
+                Err(AppendError::Damaged(_)) | Ok(None) => continue,
+                other => other?,
+            };
+            let Some(last) = last else { continue };
+            match &mut latest {
+                Some(known) if known.progress.epoch > last.epoch => {}
+                Some(known) if known.progress.epoch == last.epoch => {
+                    known.largest = known.largest.max(last.sequence);
+                }
+                // Nobody counted: all that is known is that something was stored.
+                other => {
+                    *other = Some(OnRecord {
+                        progress: Progress::start(last.epoch),
+                        largest: last.sequence,
+                    });
+                }
+            }
+        }
+    }
+    Ok(latest)
+}
+
+/// Refuses a source whose hash is that of another source of this log.
+fn refuse_taken_hash(log: &Log, source: &SourceName) -> Result<(), WriterError> {
+    for name in log.env().storage.list(&log.sources_dir())? {
+        let Some(other) = name.strip_suffix(".progress") else {
+            continue;
+        };
+        let Ok(other) = other.parse::<SourceName>() else {
+            continue;
+        };
+        if other != *source && other.id() == source.id() {
+            return Err(WriterError::HashTaken {
+                source_name: source.clone(),
+                other: other.to_string(),
+            });
+        }
+    }
+    Ok(())
 }

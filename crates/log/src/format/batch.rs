@@ -206,11 +206,17 @@ impl Builder {
         self.bytes.len()
     }
 
-    /// Completes the header and hands out the batch with its checksum.
+    /// The batch as [`Builder::finish`] left it.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Completes the header and hands out the batch.
     ///
     /// # Panics
     /// If the batch is longer than [`BATCH_BYTES_MAX`]; the caller compares [`Builder::len`] first.
-    pub fn finish(&mut self, place: Place) -> (&[u8], u32) {
+    pub fn finish(&mut self, place: Place) -> (&[u8], Header) {
         let length = self.bytes.len();
         assert!(length <= BATCH_BYTES_MAX, "the caller bounds the batch");
         let bytes = &mut self.bytes;
@@ -230,7 +236,8 @@ impl Builder {
         field::PREVIOUS.put(bytes, place.previous);
         let checksum = super::checksum_without(&field::CHECKSUM, bytes);
         field::CHECKSUM.put(bytes, checksum);
-        (&self.bytes, checksum)
+        let header = Header::decode(bytes).expect("just written");
+        (&self.bytes, header)
     }
 }
 

@@ -27,6 +27,7 @@
 use teeline_core::{Epoch, Offset, Sequence, SourceId};
 
 use super::{Flaw, VERSION, check_begin, check_sum, checksum_without, layout};
+use entry::ENTRY_BYTES;
 
 layout! { HEADER_BYTES = 48;
     MAGIC: u32 = 0,
@@ -41,7 +42,8 @@ layout! { HEADER_BYTES = 48;
     TERM: u64 = 40,
 }
 
-mod entry {
+/// One entry of a snapshot.
+pub mod entry {
     use crate::format::layout;
 
     layout! { ENTRY_BYTES = 40;
@@ -55,9 +57,6 @@ mod entry {
 
 /// First bytes of every snapshot.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TLSN");
-
-/// Bytes of one entry.
-pub const ENTRY_BYTES: usize = entry::ENTRY_BYTES;
 
 /// A place in a partition from which its batches can be read on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,131 @@
+//! What a partition knows of each source: its last record here. The memory of dedup and fencing, moved only by records
+//! that are in the log.
+
+use std::collections::BTreeMap;
+
+use teeline_core::{Epoch, Sequence, SourceId};
+
+use crate::{
+    append::{Answer, NewRecord},
+    format::{
+        batch,
+        record::{Encoded, Records},
+        snapshot::Last,
+    },
+};
+
+/// The last record of each source.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Producers {
+    last: BTreeMap<SourceId, Last>,
+}
+
+/// What is to be done with one record of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Store it.
+    New,
+    /// Answer it.
+    Answered(Answer),
+}
+
+impl Producers {
+    pub(crate) fn from_entries(entries: Vec<(SourceId, Last)>) -> Self {
+        Self {
+            last: entries.into_iter().collect(),
+        }
+    }
+
+    pub(crate) fn entries(&self) -> Vec<(SourceId, Last)> {
+        self.last
+            .iter()
+            .map(|(source, last)| (*source, *last))
+            .collect()
+    }
+
+    pub(crate) fn last(&self, source: SourceId) -> Option<&Last> {
+        self.last.get(&source)
+    }
+
+    /// Takes in the records of a batch that is in the log.
+    pub(crate) fn apply(&mut self, header: &batch::Header, bytes: &[u8]) {
+        for record in Records::new(bytes).flatten() {
+            let Some(identity) = record.identity else {
+                continue;
+            };
+            let known = self.last.get(&identity.source);
+            if known.is_some_and(|known| (known.epoch, known.sequence) >= identity.numbers()) {
+                continue;
+            }
+            let last = Last {
+                epoch: identity.epoch,
+                sequence: identity.sequence,
+                digest: record.digest(),
+                offset: teeline_core::Offset(header.base.0 + u64::from(record.offset_delta)),
+            };
+            self.last.insert(identity.source, last);
+        }
+    }
+
+    /// Compares a batch of `source` in its life `epoch` with what is stored.
+    pub(crate) fn judge(
+        &self,
+        source: SourceId,
+        epoch: Epoch,
+        batch: &[NewRecord<'_>],
+    ) -> Vec<Verdict> {
+        let known = self.last(source);
+        let mut largest = Sequence::NONE;
+        let mut verdicts = Vec::with_capacity(batch.len());
+        for record in batch {
+            let verdict = match known {
+                _ if record.sequence == Sequence::NONE => Verdict::New,
+                Some(known) if known.epoch > epoch => Verdict::Answered(Answer::Fenced {
+                    on_record: known.epoch,
+                    offered: epoch,
+                }),
+                Some(known) if known.epoch == epoch && record.sequence <= known.sequence => {
+                    Verdict::Answered(repeat(known, record))
+                }
+                Some(known) if known.epoch == epoch && covers(record, known.sequence) => {
+                    Verdict::Answered(Answer::Conflict {
+                        offset: known.offset,
+                    })
+                }
+                _ if record.sequence <= largest => {
+                    Verdict::Answered(Answer::OutOfOrder { last: largest })
+                }
+                _ => {
+                    largest = record.sequence;
+                    Verdict::New
+                }
+            };
+            verdicts.push(verdict);
+        }
+        verdicts
+    }
+}
+
+/// The answer to a record whose number is at or below the last one stored.
+fn repeat(known: &Last, record: &NewRecord<'_>) -> Answer {
+    if record.sequence < known.sequence {
+        return Answer::Duplicate { offset: None };
+    }
+    let mut bytes = Vec::new();
+    record.fields().encode(&mut bytes);
+    let digest = Encoded::decode(&bytes).map(|(record, _)| record.digest());
+    if digest == Ok(known.digest) {
+        Answer::Duplicate {
+            offset: Some(known.offset),
+        }
+    } else {
+        Answer::Conflict {
+            offset: known.offset,
+        }
+    }
+}
+
+/// Whether the record is a gap that claims a sequence which is stored.
+fn covers(record: &NewRecord<'_>, stored: Sequence) -> bool {
+    record.gap_first.is_some_and(|first| first <= stored)
+}

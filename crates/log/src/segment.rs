@@ -1,0 +1,457 @@
+//! Segment files: their names, and walking through the batches in them.
+
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use teeline_core::Offset;
+
+use crate::{
+    Damage,
+    format::{
+        Flaw,
+        batch::{self, BATCH_BYTES_MAX, Header, REWRITTEN},
+        index::{self, Entry},
+        record::{Control, Records},
+        snapshot::Cursor,
+    },
+    storage::{Access, Result, Storage, StorageFile},
+};
+
+/// Path of the segment that begins at `base`.
+pub(crate) fn log_path(dir: &Path, base: Offset) -> PathBuf {
+    dir.join(format!("{base:020}.log", base = base.0))
+}
+
+/// Path of the index beside it.
+pub(crate) fn index_path(dir: &Path, base: Offset) -> PathBuf {
+    dir.join(format!("{base:020}.index", base = base.0))
+}
+
+/// Base offsets of the segments in a partition, in order.
+pub(crate) fn list(storage: &dyn Storage, dir: &Path) -> Result<Vec<Offset>> {
+    let names = storage.list(dir)?;
+    let bases = names.iter().filter_map(|name| {
+        let digits = name
+            .strip_suffix(".log")
+            .filter(|digits| digits.len() == 20)?;
+        digits.parse().ok().map(Offset)
+    });
+    // The names have equal length, so that the order of names is that of numbers.
+    Ok(bases.collect())
+}
+
+/// Reads a segment through a buffer.
+#[derive(Debug)]
+pub(crate) struct SegmentReader {
+    base: Offset,
+    file: Arc<dyn StorageFile>,
+    buffer: Vec<u8>,
+    buffer_pos: u64,
+    read_bytes: usize,
+}
+
+/// First read after the buffer was emptied: a tailing reader wants one small batch.
+const READ_BYTES_MIN: usize = 4 << 10;
+
+/// Largest read ahead.
+const READ_BYTES_MAX: usize = 256 << 10;
+
+impl SegmentReader {
+    pub(crate) fn open(storage: &dyn Storage, dir: &Path, base: Offset) -> Result<Self> {
+        Ok(Self {
+            base,
+            file: storage.open(&log_path(dir, base), Access::Read)?,
+            buffer: Vec::new(),
+            buffer_pos: 0,
+            read_bytes: READ_BYTES_MIN,
+        })
+    }
+
+    pub(crate) fn base(&self) -> Offset {
+        self.base
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    pub(crate) fn len(&self) -> Result<u64> {
+        self.file.len()
+    }
+
+    /// Forgets what was read ahead: bytes behind the end may have been written since.
+    pub(crate) fn forget(&mut self) {
+        self.buffer.clear();
+        self.read_bytes = READ_BYTES_MIN;
+    }
+
+    /// The bytes from `pos` on: `len` of them, or fewer at the end of the file.
+    pub(crate) fn bytes(&mut self, pos: u64, len: usize) -> Result<&[u8]> {
+        let within = |this: &Self| {
+            let skip = usize::try_from(pos.checked_sub(this.buffer_pos)?).ok()?;
+            (skip + len <= this.buffer.len()).then_some(skip)
+        };
+        let skip = match within(self) {
+            Some(skip) => skip,
+            None => {
+                let want = len.max(self.read_bytes);
+                self.read_bytes = (self.read_bytes * 2).min(READ_BYTES_MAX);
+                self.buffer.resize(want, 0);
+                let count = self.file.read_at(pos, &mut self.buffer)?;
+                self.buffer.truncate(count);
+                self.buffer_pos = pos;
+                0
+            }
+        };
+        let end = (skip + len).min(self.buffer.len());
+        Ok(self.buffer.get(skip..end).unwrap_or_default())
+    }
+
+    /// Whether no header was ever written at `pos`.
+    fn is_blank(&mut self, pos: u64) -> Result<bool> {
+        Ok(self
+            .bytes(pos, batch::HEADER_BYTES)?
+            .iter()
+            .all(|&b| b == 0))
+    }
+
+    /// The verified batch at `pos`, or what is wrong there. A place too short for a header is blank if it is zero.
+    pub(crate) fn batch(&mut self, pos: u64) -> Result<std::result::Result<(Header, &[u8]), Flaw>> {
+        let bytes = self.bytes(pos, batch::HEADER_BYTES)?;
+        if bytes.len() < batch::HEADER_BYTES && bytes.iter().all(|&b| b == 0) {
+            return Ok(Err(Flaw::Blank));
+        }
+        let length = match Header::decode(bytes) {
+            Ok(header) => header.length as usize,
+            Err(flaw) => return Ok(Err(flaw)),
+        };
+        let bytes = self.bytes(pos, length)?;
+        Ok(batch::verify(bytes).map(|header| (header, bytes)))
+    }
+
+    /// The first whole batch at or behind `pos` whose records are at or behind `offset`.
+    pub(crate) fn resync(&mut self, pos: u64, offset: Offset) -> Result<Option<(u64, Header)>> {
+        let mut pos = pos.next_multiple_of(8);
+        let end = self.len()?;
+        while pos < end {
+            let chunk = self.bytes(pos, READ_BYTES_MAX)?;
+            let magic = batch::MAGIC.to_le_bytes();
+            let found = chunk.chunks(8).position(|word| word.starts_with(&magic));
+            let Some(words) = found else {
+                pos += (chunk.len() as u64).next_multiple_of(8).max(8);
+                continue;
+            };
+            pos += words as u64 * 8;
+            if let Ok((header, _)) = self.batch(pos)?
+                && header.base >= offset
+            {
+                return Ok(Some((pos, header)));
+            }
+            pos += 8;
+        }
+        Ok(None)
+    }
+
+    /// The bytes at or behind `pos` that are not zero, as the smallest range around them, looking no further than
+    /// `limit`.
+    pub(crate) fn written(&mut self, pos: u64, limit: u64) -> Result<Option<Range<u64>>> {
+        let end = self.len()?.min(limit);
+        let mut found: Option<Range<u64>> = None;
+        let mut at = pos;
+        while at < end {
+            let want = usize::try_from(end - at)
+                .unwrap_or(READ_BYTES_MAX)
+                .min(READ_BYTES_MAX);
+            let chunk = self.bytes(at, want)?;
+            if chunk.is_empty() {
+                break;
+            }
+            let len = chunk.len() as u64;
+            if let Some(first) = chunk.iter().position(|&b| b != 0) {
+                let last = chunk.iter().rposition(|&b| b != 0).unwrap_or(first);
+                let start = found.map_or(at + first as u64, |range| range.start);
+                found = Some(start..at + last as u64 + 1);
+            }
+            at += len;
+        }
+        Ok(found)
+    }
+}
+
+/// Walks through a partition batch by batch, checking that each follows the one before.
+#[derive(Debug)]
+pub(crate) struct Walk<'a> {
+    storage: &'a dyn Storage,
+    dir: &'a Path,
+    segments: Vec<Offset>,
+    reader: SegmentReader,
+    cursor: Cursor,
+    before: Cursor,
+}
+
+impl<'a> Walk<'a> {
+    /// From a place that is known to be the boundary of a batch.
+    pub(crate) fn from(storage: &'a dyn Storage, dir: &'a Path, cursor: Cursor) -> Result<Self> {
+        Ok(Self {
+            storage,
+            dir,
+            segments: list(storage, dir)?,
+            reader: SegmentReader::open(storage, dir, cursor.segment)?,
+            cursor,
+            before: cursor,
+        })
+    }
+
+    /// Behind the last batch that was handed out.
+    pub(crate) fn cursor(&self) -> Cursor {
+        self.cursor
+    }
+
+    /// In front of the last batch that was handed out.
+    pub(crate) fn before(&self) -> Cursor {
+        self.before
+    }
+
+    pub(crate) fn reader(&mut self) -> &mut SegmentReader {
+        &mut self.reader
+    }
+
+    /// The segment after the current one.
+    pub(crate) fn following(&self) -> Option<Offset> {
+        self.segments
+            .iter()
+            .copied()
+            .find(|base| *base > self.cursor.segment)
+    }
+
+    /// The next batch; or what is at the end of the walk: [`Flaw::Blank`] if it is a clean one, as far as the next
+    /// header shows.
+    pub(crate) fn step(&mut self) -> Result<std::result::Result<(Header, &[u8]), Flaw>> {
+        // A segment ends where nothing is written and the next one goes on with the same offset.
+        while self.following() == Some(self.cursor.offset)
+            && self.reader.is_blank(self.cursor.file_pos.into())?
+        {
+            self.enter(self.cursor.offset)?;
+        }
+        let cursor = self.cursor;
+        let (header, bytes) = match self.reader.batch(cursor.file_pos.into())? {
+            Ok(found) => found,
+            Err(flaw) => return Ok(Err(flaw)),
+        };
+        if let Err(flaw) = follows(&cursor, &header, bytes) {
+            return Ok(Err(flaw));
+        }
+        self.before = cursor;
+        self.cursor = behind(&cursor, &header);
+        Ok(Ok((header, bytes)))
+    }
+
+    /// Goes on at the start of another segment.
+    fn enter(&mut self, base: Offset) -> Result<()> {
+        self.reader = SegmentReader::open(self.storage, self.dir, base)?;
+        self.cursor.segment = base;
+        self.cursor.file_pos = 0;
+        Ok(())
+    }
+
+    /// After a flaw: finds the next whole batch, here or in a later segment, places the cursor in front of it, and says
+    /// what lies between. `end` is where durable offsets end, for want of a later batch.
+    pub(crate) fn skip(&mut self, flaw: Flaw, end: Offset) -> Result<Damage> {
+        let from = self.cursor;
+        let path = self.reader.path().to_owned();
+        let start = u64::from(from.file_pos);
+        let found = self.reader.resync(start, from.offset)?;
+        let (bytes_end, offset) = match (found, self.following()) {
+            (Some((pos, header)), _) => {
+                self.cursor.file_pos = u32::try_from(pos).expect("segments are shorter than 4 GiB");
+                self.cursor.previous = header.previous;
+                self.cursor.offset = header.base;
+                (pos, header.base)
+            }
+            (None, following) => {
+                let len = self.reader.len()?;
+                let next = following.unwrap_or(end).max(from.offset);
+                if let Some(base) = following {
+                    self.enter(base)?;
+                    if let Ok((header, _)) = self.reader.batch(0)? {
+                        self.cursor.previous = header.previous;
+                    }
+                }
+                self.cursor.offset = next;
+                (len, next)
+            }
+        };
+        Ok(Damage {
+            path,
+            bytes: start..bytes_end.max(start),
+            offsets: from.offset..offset,
+            flaw,
+        })
+    }
+}
+
+/// Whether a whole batch is the one that belongs at `cursor`.
+fn follows(cursor: &Cursor, header: &Header, bytes: &[u8]) -> std::result::Result<(), Flaw> {
+    let wrong = |field, value| Err(Flaw::Field { field, value });
+    if header.term < cursor.term {
+        return wrong("term", header.term);
+    }
+    if header.flags & REWRITTEN == 0 && header.previous != cursor.previous {
+        return wrong("previous", header.previous.into());
+    }
+    if header.base != cursor.offset && lost_from(header, bytes) != Some(cursor.offset) {
+        return wrong("base_offset", header.base.0);
+    }
+    Ok(())
+}
+
+/// The first lost offset, if the batch begins with a `Lost` record that reaches to its base.
+pub(crate) fn lost_from(header: &Header, bytes: &[u8]) -> Option<Offset> {
+    match Records::new(bytes).next()?.ok()?.control? {
+        Control::Lost { first, last } if last.0.checked_add(1) == Some(header.base.0) => {
+            Some(first)
+        }
+        Control::Lost { .. } | Control::Gap { .. } => None,
+    }
+}
+
+/// The place behind a batch.
+pub(crate) fn behind(cursor: &Cursor, header: &Header) -> Cursor {
+    Cursor {
+        offset: header.end(),
+        segment: cursor.segment,
+        file_pos: cursor.file_pos.saturating_add(header.length),
+        previous: header.checksum,
+        term: header.term,
+    }
+}
+
+/// Where to look for `offset` in a segment: the place of a whole batch that begins at or before it. The index is only
+/// a hint; without a usable entry it is the segment's start.
+pub(crate) fn hint(
+    storage: &dyn Storage,
+    dir: &Path,
+    reader: &mut SegmentReader,
+    offset: Offset,
+) -> Result<u64> {
+    let bytes = match storage.read(&index_path(dir, reader.base())) {
+        Ok(bytes) => bytes,
+        Err(error) if error.is_not_found() => return Ok(0),
+        Err(error) => return Err(error),
+    };
+    let entries = index::entries(&bytes);
+    let before = entries.partition_point(|entry| entry.offset <= offset);
+    let Some(entry) = before.checked_sub(1).and_then(|at| entries.get(at)) else {
+        return Ok(0);
+    };
+    let pos = u64::from(entry.file_pos);
+    match reader.batch(pos)? {
+        Ok((header, _)) if header.base == entry.offset => Ok(pos),
+        _ => Ok(0),
+    }
+}
+
+/// The index of the segment that is being written.
+#[derive(Debug)]
+pub(crate) struct IndexWriter {
+    file: Arc<dyn StorageFile>,
+    entries: u32,
+    capacity: u32,
+    last_pos: Option<u32>,
+    time_max_ns: u64,
+}
+
+/// Length of an index file.
+fn index_bytes(segment_bytes: u32) -> u64 {
+    u64::from(index_capacity(segment_bytes)) * index::ENTRY_BYTES as u64
+}
+
+fn index_capacity(segment_bytes: u32) -> u32 {
+    segment_bytes / index::INTERVAL_BYTES + 1
+}
+
+impl IndexWriter {
+    /// Opens the index of the segment in which `end` lies, made anew or completed where it is missing, damaged, behind
+    /// or ahead of the batches.
+    pub(crate) fn open(
+        storage: &dyn Storage,
+        dir: &Path,
+        end: &Cursor,
+        segment_bytes: u32,
+    ) -> Result<Self> {
+        let path = index_path(dir, end.segment);
+        let file = match storage.open(&path, Access::Write) {
+            Ok(file) => file,
+            Err(error) if error.is_not_found() => storage.create(&path, 0)?,
+            Err(error) => return Err(error),
+        };
+        file.reserve(index_bytes(segment_bytes))?;
+        let mut reader = SegmentReader::open(storage, dir, end.segment)?;
+        let bytes = storage.read(&path)?;
+        let mut entries = index::entries(&bytes);
+        while let Some(last) = entries.last() {
+            let fits = last.file_pos < end.file_pos
+                && matches!(reader.batch(last.file_pos.into())?, Ok((header, _)) if header.base == last.offset);
+            if fits {
+                break;
+            }
+            entries.pop();
+        }
+        let used = entries.len() * index::ENTRY_BYTES;
+        let rest = bytes.get(used..).unwrap_or_default();
+        if rest.iter().any(|&b| b != 0) {
+            file.write_at(used as u64, &vec![0; rest.len()])?;
+        }
+        let mut writer = Self {
+            file,
+            entries: u32::try_from(entries.len()).unwrap_or(u32::MAX),
+            capacity: index_capacity(segment_bytes),
+            last_pos: entries.last().map(|entry| entry.file_pos),
+            time_max_ns: entries.last().map_or(0, |entry| entry.time_max_ns),
+        };
+        let mut pos = writer.last_pos.unwrap_or(0);
+        while pos < end.file_pos {
+            let Ok((header, _)) = reader.batch(pos.into())? else {
+                break;
+            };
+            writer.note(pos, &header)?;
+            pos += header.length;
+        }
+        Ok(writer)
+    }
+
+    /// Takes in a batch written at `pos`; an entry is made when the last one is far enough behind.
+    pub(crate) fn note(&mut self, pos: u32, header: &Header) -> Result<()> {
+        self.time_max_ns = self.time_max_ns.max(header.time_max_ns);
+        let due = self
+            .last_pos
+            .is_none_or(|last| pos >= last.saturating_add(index::INTERVAL_BYTES));
+        if !due || self.entries >= self.capacity {
+            return Ok(());
+        }
+        let entry = Entry {
+            offset: header.base,
+            time_max_ns: self.time_max_ns,
+            file_pos: pos,
+        };
+        self.file.write_at(
+            u64::from(self.entries) * index::ENTRY_BYTES as u64,
+            &entry.encode(),
+        )?;
+        self.entries += 1;
+        self.last_pos = Some(pos);
+        Ok(())
+    }
+
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.file.sync()
+    }
+}
+
+/// Largest distance in bytes from the older snapshot to the log end: what an opening scans at most.
+pub(crate) const SCAN_BYTES_MAX: u64 = 32 << 20;
+
+const _: () = assert!(BATCH_BYTES_MAX as u64 <= SCAN_BYTES_MAX / 2);
