@@ -62,6 +62,9 @@ pub enum AgentError {
     /// The source's place in the log cannot be had.
     #[error(transparent)]
     Writer(#[from] teeline_log::WriterError),
+    /// How far the source has come in the log cannot be found out.
+    #[error(transparent)]
+    Resume(#[from] teeline_log::ResumeError),
     /// The log refuses to append.
     #[error("topic `{topic}` partition {partition}: {error}")]
     Append {
