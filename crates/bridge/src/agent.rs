@@ -121,10 +121,10 @@ impl<'a> Agent<'a> {
     /// One duty cycle. Returns how many frames it took through; 0 when the ring had none.
     ///
     /// # Errors
-    /// [`AgentError::Blocked`] asks to be called again later: the cycle goes on where it was. After any other error
-    /// the agent is of no further use; what it has not stored is still in the ring.
+    /// After one that may pass, call again later: the cycle goes on where it was. After any other the agent is of no
+    /// further use. In both cases what it has not stored is still in the ring.
     pub(crate) fn do_work(&mut self) -> Result<usize, AgentError> {
-        if self.cycle.progress == self.joint.writer.progress() && self.cycle.frames == 0 {
+        if self.cycle.frames == 0 {
             self.take()?;
         }
         if self.joint.release_before_durable {
@@ -289,15 +289,7 @@ impl<'a> Agent<'a> {
         if progress == self.joint.writer.progress() {
             return Ok(());
         }
-        self.joint
-            .writer
-            .store_progress(&progress)
-            .map_err(|error| match error.is_no_space() {
-                true => AgentError::Blocked {
-                    reason: format!("the source's progress cannot be stored: {error}"),
-                },
-                false => error.into(),
-            })
+        Ok(self.joint.writer.store_progress(&progress)?)
     }
 }
 

@@ -1,9 +1,12 @@
 //! Why a bridge stops.
 
-use std::path::PathBuf;
+use std::{io::ErrorKind, path::PathBuf};
 
 use teeline_core::{Epoch, Identity, Name, Offset, Partition, Sequence, SourceName};
-use teeline_log::{Answer, AppendError, OpenError, Progress, TopicError, storage::StorageError};
+use teeline_log::{
+    Answer, AppendError, OpenError, Progress, ResumeError, TopicError, WriterError,
+    storage::StorageError,
+};
 use teeline_os::state::StateError;
 
 use crate::plan::{PlanError, Target};
@@ -46,13 +49,6 @@ pub enum BridgeError {
 /// Why the agent of a source cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// Storing is not possible for now: no space, or a partition is busy. Nothing is lost: the ring keeps what is not
-    /// durable, and the bridge tries again.
-    #[error("{reason}")]
-    Blocked {
-        /// Why, and what helps.
-        reason: String,
-    },
     /// The ring cannot be attached.
     #[error(transparent)]
     Attach(#[from] teeline_ring::AttachError),
@@ -61,10 +57,10 @@ pub enum AgentError {
     Ring(#[from] teeline_ring::PollError),
     /// The source's place in the log cannot be had.
     #[error(transparent)]
-    Writer(#[from] teeline_log::WriterError),
-    /// How far the source has come in the log cannot be found out.
+    Writer(#[from] WriterError),
+    /// What the log holds of the source cannot be found out.
     #[error(transparent)]
-    Resume(#[from] teeline_log::ResumeError),
+    Resume(#[from] ResumeError),
     /// The log refuses to append.
     #[error("topic `{topic}` partition {partition}: {error}")]
     Append {
@@ -152,20 +148,40 @@ pub enum AgentError {
 }
 
 impl AgentError {
-    /// An append that `error` refused: for now, or for good.
+    /// An append to `target` that `error` refused.
     #[cold]
     pub(crate) fn refused(target: &Target, error: AppendError) -> Self {
-        let topic = target.topic.name().clone();
-        let partition = target.partition;
-        match error {
-            AppendError::Busy { .. } | AppendError::NoSpace(_) => Self::Blocked {
-                reason: format!("topic `{topic}` partition {partition}: {error}"),
-            },
-            error => Self::Append {
-                topic,
-                partition,
-                error: Box::new(error),
-            },
+        Self::Append {
+            topic: target.topic.name().clone(),
+            partition: target.partition,
+            error: Box::new(error),
+        }
+    }
+
+    /// Whether it can work later, with nothing lost until then: there is no space, or another process holds what is
+    /// needed.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        let append = |error: &AppendError| {
+            matches!(error, AppendError::Busy { .. } | AppendError::NoSpace(_))
+        };
+        let resume = |error: &ResumeError| match error {
+            ResumeError::Append(error) => append(error),
+            ResumeError::Storage(error) => error.is_no_space(),
+            _ => false,
+        };
+        match self {
+            Self::Append { error, .. } => append(error),
+            Self::Progress(error) | Self::Writer(WriterError::Storage(error)) => {
+                error.is_no_space()
+            }
+            Self::Writer(WriterError::Held { .. }) => true,
+            Self::Resume(error) | Self::Writer(WriterError::Resume(error)) => resume(error),
+            Self::Plan(PlanError::File(error)) | Self::State(StateError::Os(error)) => matches!(
+                error.kind(),
+                ErrorKind::StorageFull | ErrorKind::QuotaExceeded
+            ),
+            _ => false,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, thread, time::Duration};
 
 use teeline_core::{Sequence, recorder::Recorder};
 use teeline_log::{
-    AppendError, Log, LogOptions, Succession, Topic, TopicError, Writer, WriterError,
+    AppendError, Log, LogOptions, ResumeError, Succession, Topic, TopicError, Writer, WriterError,
 };
 use teeline_os::{SystemClock, cpu, sleep, state::StateDir};
 use teeline_ring::{AttachError, AttachOptions, Consumer, inspect};
@@ -242,7 +242,11 @@ impl Tender<'_> {
         let mut recorder = recorders(self.config);
         let mut told = None;
         while !(self.stopping)() {
-            match self.attach(&mut *recorder)? {
+            let attached = match self.attach(&mut *recorder) {
+                Err(error) if error.may_pass() => not_yet("cannot store", error),
+                attached => attached,
+            }?;
+            match attached {
                 Attached::Yes(agent) => {
                     told = None;
                     match self.drive(agent)? {
@@ -288,16 +292,16 @@ impl Tender<'_> {
             }
             let work = match agent.do_work() {
                 Ok(work) => work,
-                Err(AgentError::Blocked { .. }) if stopping => {
-                    agent.stop(false);
-                    return Ok(End::Stopped);
-                }
-                Err(AgentError::Blocked { reason }) => {
+                Err(error) if error.may_pass() => {
+                    if stopping {
+                        agent.stop(false);
+                        return Ok(End::Stopped);
+                    }
                     if !blocked {
                         blocked = true;
                         self.tell(&BridgeEvent::Blocked {
                             source: agent.source().clone(),
-                            reason,
+                            reason: error.to_string(),
                         });
                     }
                     sleep(RETRY_EVERY);
@@ -358,12 +362,19 @@ impl Tender<'_> {
         let source = consumer.source().clone();
         let epoch = consumer.epoch();
         self.bridge.state.observe_epoch(&source, epoch)?;
+        for topic in self.bridge.log.topics().map_err(ResumeError::from)? {
+            for partition in topic.partitions() {
+                self.settle(&Target {
+                    topic: topic.clone(),
+                    partition,
+                })?;
+            }
+        }
         // The ring in the directory is of this epoch, so whatever came before it cannot be drained any more.
         let succession = Succession::Abandon;
         let writer = match self.bridge.log.writer(&source, epoch, succession) {
             Ok(writer) => writer,
             Err(error @ WriterError::Fenced { .. }) => return not_yet("fenced", error),
-            Err(error @ WriterError::Held { .. }) => return not_yet("writer held", error),
             Err(error) => return Err(error.into()),
         };
         let progress = writer.progress();
@@ -386,9 +397,6 @@ impl Tender<'_> {
             });
         }
         let plan = self.plan(&writer)?;
-        for target in plan.targets() {
-            self.settle(&target)?;
-        }
         self.tell(&BridgeEvent::Attached {
             source,
             epoch,

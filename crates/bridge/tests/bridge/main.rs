@@ -1,0 +1,10 @@
+//! The bridge on a real ring and a real log, by its public API.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod blocked;
+mod flow;
+mod kills;
+mod lives;
+mod place;
+mod routes;
+mod running;
