@@ -154,20 +154,16 @@ impl Fill {
         check_quantity(self.quantity)?;
         let account_len = label_len("account", &self.account)?;
         let symbol_len = label_len("symbol", &self.symbol)?;
-        out.extend_from_slice(&[
-            VERSION,
-            self.side.to_byte(),
-            scale_byte(self.price),
-            scale_byte(self.quantity),
-            0,
-            0,
-            0,
-            0,
-        ]);
-        out.extend_from_slice(&self.exec_id.to_le_bytes());
-        out.extend_from_slice(&self.event_time_ns.to_le_bytes());
-        out.extend_from_slice(&self.price.mantissa().to_le_bytes());
-        out.extend_from_slice(&self.quantity.mantissa().to_le_bytes());
+        let mut head = [0; ACCOUNT_LEN_AT];
+        head[VERSION_AT] = VERSION;
+        head[SIDE_AT] = self.side.to_byte();
+        head[PRICE_SCALE_AT] = scale_byte(self.price);
+        head[QUANTITY_SCALE_AT] = scale_byte(self.quantity);
+        head[EXEC_ID_AT..EVENT_TIME_AT].copy_from_slice(&self.exec_id.to_le_bytes());
+        head[EVENT_TIME_AT..PRICE_AT].copy_from_slice(&self.event_time_ns.to_le_bytes());
+        head[PRICE_AT..QUANTITY_AT].copy_from_slice(&self.price.mantissa().to_le_bytes());
+        head[QUANTITY_AT..].copy_from_slice(&self.quantity.mantissa().to_le_bytes());
+        out.extend_from_slice(&head);
         out.push(account_len);
         out.extend_from_slice(self.account.as_bytes());
         out.push(symbol_len);
@@ -179,43 +175,45 @@ impl Fill {
     ///
     /// # Errors
     ///
-    /// [`FillError`] names the first field that is wrong.
+    /// [`FillError`] names a field that is wrong.
     pub fn decode(bytes: &[u8]) -> Result<Self, FillError> {
-        let mut fields = Fields { bytes, read: 0 };
-        let [version] = fields.take()?;
+        let byte = |at: usize| {
+            bytes.get(at).copied().ok_or(FillError::Length {
+                found: bytes.len(),
+                expected: at + 1,
+            })
+        };
+        let version = byte(VERSION_AT)?;
         if version != VERSION {
             return Err(FillError::Version { found: version });
         }
-        let [side] = fields.take()?;
-        let side = Side::from_byte(side)?;
-        let [price_scale] = fields.take()?;
-        let [quantity_scale] = fields.take()?;
-        if fields.take()? != [0; 4] {
-            return Err(FillError::Reserved);
-        }
-        let exec_id = u64::from_le_bytes(fields.take()?);
-        let event_time_ns = u64::from_le_bytes(fields.take()?);
-        let price = decimal("price", i128::from_le_bytes(fields.take()?), price_scale)?;
-        let quantity = i128::from_le_bytes(fields.take()?);
-        let quantity = decimal("quantity", quantity, quantity_scale)?;
-        check_quantity(quantity)?;
-        let account = fields.take_label("account")?;
-        let symbol = fields.take_label("symbol")?;
-        if fields.read != bytes.len() {
+        let account_end = ACCOUNT_AT + usize::from(byte(ACCOUNT_LEN_AT)?);
+        let symbol_at = account_end + 1;
+        let symbol_end = symbol_at + usize::from(byte(account_end)?);
+        if bytes.len() != symbol_end {
             return Err(FillError::Length {
                 found: bytes.len(),
-                expected: fields.read,
+                expected: symbol_end,
             });
         }
-        Ok(Self {
-            exec_id,
-            account,
-            symbol,
-            side,
-            price,
-            quantity,
-            event_time_ns,
-        })
+        if bytes[RESERVED_AT..EXEC_ID_AT] != [0; 4] {
+            return Err(FillError::Reserved);
+        }
+        let fill = Self {
+            exec_id: u64::from_le_bytes(field(bytes, EXEC_ID_AT)),
+            account: label("account", &bytes[ACCOUNT_AT..account_end])?,
+            symbol: label("symbol", &bytes[symbol_at..symbol_end])?,
+            side: Side::from_byte(bytes[SIDE_AT])?,
+            price: decimal("price", field(bytes, PRICE_AT), bytes[PRICE_SCALE_AT])?,
+            quantity: decimal(
+                "quantity",
+                field(bytes, QUANTITY_AT),
+                bytes[QUANTITY_SCALE_AT],
+            )?,
+            event_time_ns: u64::from_le_bytes(field(bytes, EVENT_TIME_AT)),
+        };
+        check_quantity(fill.quantity)?;
+        Ok(fill)
     }
 }
 
@@ -245,34 +243,18 @@ impl fmt::Display for Side {
     }
 }
 
-/// What is left to read of an encoded fill.
-struct Fields<'a> {
-    bytes: &'a [u8],
-    read: usize,
+/// The bytes of a field of an encoded fill, whose length has been checked.
+fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    bytes[at..at + N]
+        .try_into()
+        .expect("a range of N bytes has N bytes")
 }
 
-impl<'a> Fields<'a> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], FillError> {
-        let slice = self.take_slice(N)?;
-        Ok(slice.try_into().expect("take_slice gives N bytes"))
-    }
-
-    fn take_slice(&mut self, len: usize) -> Result<&'a [u8], FillError> {
-        let end = self.read + len;
-        let slice = self.bytes.get(self.read..end).ok_or(FillError::Length {
-            found: self.bytes.len(),
-            expected: end,
-        })?;
-        self.read = end;
-        Ok(slice)
-    }
-
-    fn take_label(&mut self, field: &'static str) -> Result<String, FillError> {
-        let [len] = self.take()?;
-        let text = String::from_utf8_lossy(self.take_slice(usize::from(len))?);
-        label_len(field, &text)?;
-        Ok(text.into_owned())
-    }
+/// The text of an account or symbol, if it is within the limits.
+fn label(field: &'static str, bytes: &[u8]) -> Result<String, FillError> {
+    let text = String::from_utf8_lossy(bytes);
+    label_len(field, &text)?;
+    Ok(text.into_owned())
 }
 
 /// Length byte of an account or symbol, if its text is within the limits.
@@ -300,7 +282,8 @@ fn scale_byte(decimal: Decimal) -> u8 {
     u8::try_from(decimal.scale()).expect("a decimal's scale is 28 at most")
 }
 
-fn decimal(field: &'static str, mantissa: i128, scale: u8) -> Result<Decimal, FillError> {
+fn decimal(field: &'static str, mantissa: [u8; 16], scale: u8) -> Result<Decimal, FillError> {
+    let mantissa = i128::from_le_bytes(mantissa);
     Decimal::try_from_i128_with_scale(mantissa, u32::from(scale)).map_err(|_| FillError::Decimal {
         field,
         mantissa,
