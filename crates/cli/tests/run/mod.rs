@@ -1,5 +1,5 @@
 //! Runs the real binary.
-#![expect(dead_code, reason = "each test binary uses a part of it")]
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::{
     ffi::OsStr,

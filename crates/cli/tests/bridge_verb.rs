@@ -1,0 +1,226 @@
+//! `teeline bridge run`, as an operator or systemd uses it: the real binary.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod run;
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Lines},
+    path::PathBuf,
+    process::{Child, ChildStdout, Stdio},
+};
+
+use run::teeline;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use teeline_os::{SystemClock, state::StateDir};
+use teeline_ring::{AttachOptions, MessageType, Producer, RingOptions};
+use tempfile::TempDir;
+
+struct Place {
+    base: TempDir,
+}
+
+/// A bridge under way, and what it tells.
+struct Running {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self {
+            base: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.base.path().join(name)
+    }
+
+    fn write_config(&self) -> PathBuf {
+        let path = self.path("bridge.toml");
+        let [log, state, ring] = ["log", "state", "gw1.fills"].map(|name| self.path(name));
+        let [log, state, ring] = [log.display(), state.display(), ring.display()];
+        let config = format!(
+            r#"
+            log = {{ root = "{log}", any_filesystem = true }}
+            state.dir = "{state}"
+            topic = [{{ name = "fills", partitions = 2, segment_bytes = 1048576 }}]
+            [[source]]
+            ring = "{ring}"
+            consumer = "bridge"
+            route = [{{ types = [1], topic = "fills" }}]
+            "#
+        );
+        fs::write(&path, config).unwrap();
+        path
+    }
+
+    fn create_ring(&self) -> Producer {
+        let state = StateDir::open(self.path("state")).unwrap();
+        let dir = self.path("gw1.fills");
+        RingOptions::new("gw1.fills".parse().unwrap())
+            .consumer("bridge".parse().unwrap())
+            .create(&dir, &state, &SystemClock)
+            .unwrap();
+        let mut producer = Producer::attach(&dir, &AttachOptions::default()).unwrap();
+        producer.from_scratch();
+        producer
+    }
+
+    fn start(&self) -> Running {
+        let mut command = teeline(["bridge", "run", "--json", "--config"])
+            .arg(self.write_config())
+            .command();
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Running { child, lines }
+    }
+}
+
+impl Running {
+    /// Waits until the bridge tells the event `name`.
+    #[track_caller]
+    fn wait_for(&mut self, name: &str) -> Value {
+        let events = self
+            .lines
+            .by_ref()
+            .map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+        let mut before = Vec::new();
+        for event in events {
+            if event["event"] == name {
+                return event;
+            }
+            before.push(event);
+        }
+        panic!("the bridge ended without telling `{name}`: {before:#?}");
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).unwrap();
+    }
+
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut stderr = String::new();
+        std::io::Read::read_to_string(&mut self.child.stderr.take().unwrap(), &mut stderr).unwrap();
+        (self.child.wait().unwrap().code(), stderr)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A test that failed must not leave its bridge behind.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+#[test]
+fn sigterm_drains_and_ends_well() {
+    let place = Place::new();
+    let mut running = place.start();
+    let waiting = running.wait_for("waiting");
+    assert_eq!(waiting["ring"], place.path("gw1.fills").to_str().unwrap());
+    let mut producer = place.create_ring();
+    running.wait_for("attached");
+    for _ in 0..100 {
+        producer.publish(MessageType(1), b"a fill").unwrap();
+    }
+    running.signal(Signal::TERM);
+    let stopped = running.wait_for("stopped");
+    assert_eq!(
+        (&stopped["through"], &stopped["routed"], &stopped["drained"]),
+        (&100.into(), &100.into(), &true.into())
+    );
+    assert_eq!(stopped["source"], "gw1.fills");
+    assert!(
+        stopped["text"].as_str().unwrap().contains("100 routed"),
+        "{stopped}"
+    );
+    assert_eq!(running.end(), (Some(0), String::new()));
+    let read = teeline(["log", "read", "--json"])
+        .arg(place.path("log"))
+        .arg("fills")
+        .run()
+        .fine();
+    assert_eq!(read.objects().len(), 100);
+}
+
+#[test]
+fn a_killed_bridge_goes_on_where_it_was() {
+    let place = Place::new();
+    let mut producer = place.create_ring();
+    for _ in 0..10 {
+        let mut running = place.start();
+        running.wait_for("attached");
+        for _ in 0..20 {
+            producer.publish(MessageType(1), b"a fill").unwrap();
+        }
+        running.signal(Signal::KILL);
+        running.end();
+    }
+    let mut running = place.start();
+    running.wait_for("attached");
+    running.signal(Signal::INT);
+    assert_eq!(running.wait_for("stopped")["through"], 200);
+    assert_eq!(running.end().0, Some(0));
+    let read = teeline(["log", "read", "--json"])
+        .arg(place.path("log"))
+        .arg("fills")
+        .run()
+        .fine();
+    let mut sequences: Vec<u64> = read
+        .objects()
+        .iter()
+        .map(|record| record["sequence"].as_u64().unwrap())
+        .collect();
+    sequences.sort_unstable();
+    assert_eq!(sequences, (1..=200).collect::<Vec<u64>>());
+}
+
+#[test]
+fn a_message_that_no_route_names_ends_the_bridge_with_one_line() {
+    let place = Place::new();
+    let mut producer = place.create_ring();
+    producer.publish(MessageType(1), b"a fill").unwrap();
+    producer.publish(MessageType(9), b"what is this").unwrap();
+    let ran = teeline(["bridge", "run", "--config"])
+        .arg(place.write_config())
+        .run();
+    let complaint = ran.refused();
+    assert!(
+        complaint.contains("message 2") && complaint.contains("type 9"),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn a_configuration_is_refused_with_every_key_that_is_wrong() {
+    let place = Place::new();
+    let path = place.path("bridge.toml");
+    let run = || {
+        teeline(["bridge", "run", "--config"])
+            .arg(&path)
+            .run()
+            .refused()
+    };
+    assert!(run().contains("cannot read the configuration"));
+    fs::write(&path, "log.rot = 1\n[[source]]\nring = 3").unwrap();
+    let complaint = run();
+    for key in [
+        "`log.rot`",
+        "`log.root`",
+        "`source[0].ring`",
+        "`source[0].consumer`",
+        "`source[0].route`",
+    ] {
+        assert!(complaint.contains(key), "{key} in {complaint}");
+    }
+    assert!(complaint.contains("bridge.toml"), "{complaint}");
+}
