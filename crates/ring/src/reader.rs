@@ -230,6 +230,7 @@ impl<M: Memory> Reader<M> {
             self.released.next.wrapping_sub(1),
             Ordering::Relaxed,
         );
+        hold::point("ring.poll.mid-release");
         self.page.store(at::SELECTOR, selector, Ordering::Release);
         self.selector = selector;
         self.stored = self.released.position;

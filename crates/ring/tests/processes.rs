@@ -25,7 +25,10 @@ use teeline_ring::{
     AttachError, AttachOptions, Consumer, Frame, MessageType, Producer, PublishError, RemoveError,
     RingOptions, remove,
 };
-use teeline_sync::{atomic::Ordering, thread};
+use teeline_sync::{
+    atomic::{AtomicBool, Ordering},
+    thread,
+};
 
 const BASE: &str = "TEELINE_TEST_BASE";
 const HOLD: &str = "TEELINE_HOLD";
@@ -157,9 +160,9 @@ fn impatient() -> AttachOptions {
 
 /// Message `number`: the number, bytes that depend on it, of a length that depends on it, and their checksum.
 fn message(number: u64) -> Vec<u8> {
-    let filler = usize::try_from(number.wrapping_mul(37) % 150).unwrap();
+    let filler = number.wrapping_mul(37) % 150;
     let mut bytes = number.to_le_bytes().to_vec();
-    bytes.extend((0..filler).map(|i| u8::try_from((number as usize + i) % 251).unwrap()));
+    bytes.extend((0..filler).map(|i| u8::try_from((number + i) % 251).unwrap()));
     let checksum = crc32c(&bytes);
     bytes.extend(checksum.to_le_bytes());
     bytes
@@ -379,6 +382,55 @@ fn producer_killed_at(point: &str, published: bool, before: u64, fit: u64) {
     }
 }
 
+/// The same at every publication of two laps, the padding at the wrap among them, while a consumer keeps up.
+#[test]
+fn a_producer_killed_at_any_publication_of_two_laps_is_succeeded() {
+    let laps = 2 * messages_that_fit();
+    for point in ["ring.commit.before-publish", "ring.commit.after-publish"] {
+        for pass in 1..=laps {
+            let context = format!("killed at {point}#{pass}");
+            let (_base, place) = Place::new();
+            place.open_or_create();
+            let mut consumer = place.consumer();
+            let mut victim = place.start_with_hold("producer", &format!("{point}#{pass}"));
+            victim.say("run");
+            let stopped = AtomicBool::new(false);
+            let mut delivered = std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    let mut delivered = 0;
+                    while !stopped.load(Ordering::Acquire) {
+                        if let Some((first, last)) = drain(&mut consumer) {
+                            assert_eq!(first, delivered + 1);
+                            delivered = last;
+                        }
+                        thread::yield_now();
+                    }
+                    delivered
+                });
+                victim.wait_stopped();
+                stopped.store(true, Ordering::Release);
+                reader.join().unwrap()
+            });
+            kill(victim);
+
+            let mut successor = place.producer();
+            let (last, noted) = (successor.last_sequence().0, place.load(COMMITTED));
+            assert!(
+                last == noted || last == noted + 1,
+                "{context}: {last}, {noted} noted"
+            );
+            for _ in 0..laps {
+                if let Some((first, last)) = drain(&mut consumer) {
+                    assert_eq!(first, delivered + 1, "{context}");
+                    delivered = last;
+                }
+                assert_eq!(delivered, successor.last_sequence().0, "{context}");
+                publish(&mut successor).expect(&context);
+            }
+        }
+    }
+}
+
 // The consumer killed in a release
 
 /// A consumer killed around the store of its position: what it had released stays released, everything else comes again.
@@ -386,16 +438,24 @@ fn producer_killed_at(point: &str, published: bool, before: u64, fit: u64) {
 fn a_consumer_killed_in_poll_or_release_loses_nothing() {
     const MESSAGES: u64 = 20;
     // What it is told; where it stops; how many frames are released then.
-    let cases: [(&[&str], &str, u64); 8] = [
+    let cases: [(&[&str], &str, u64); 12] = [
         (&["poll 5"], "ring.poll.before-release", 0),
+        (&["poll 5"], "ring.poll.mid-release", 0),
         (&["poll 5"], "ring.poll.after-release", 5),
         (&["poll 5", "poll 1"], "ring.poll.before-release#2", 5),
+        (&["poll 5", "poll 1"], "ring.poll.mid-release#2", 5),
         (&["poll 5", "poll 1"], "ring.poll.after-release#2", 6),
         (&["peek 5", "release 3"], "ring.poll.before-release", 0),
+        (&["peek 5", "release 3"], "ring.poll.mid-release", 0),
         (&["peek 5", "release 3"], "ring.poll.after-release", 3),
         (
             &["peek 5", "release 3", "poll 4"],
             "ring.poll.before-release#2",
+            3,
+        ),
+        (
+            &["peek 5", "release 3", "poll 4"],
+            "ring.poll.mid-release#2",
             3,
         ),
         (
