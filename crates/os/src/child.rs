@@ -20,11 +20,14 @@ use std::{
     env,
     io::{self, BufRead, BufReader, Write},
     process::{self, Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
+    time::Duration,
 };
 
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process, set_parent_process_death_signal, waitid,
 };
+
+use crate::sleep;
 
 const ROLE: &str = "TEELINE_TEST_ROLE";
 
@@ -183,18 +186,23 @@ impl TestProcess {
     /// Waits until the child has stopped itself, at a hold point.
     ///
     /// # Panics
-    /// When it ends instead.
+    /// When it ends instead, or goes on without stopping for two minutes: then it did not pass the point.
     pub fn wait_stopped(&self) {
-        let look = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        let status = waitid(WaitId::Pid(self.pid()), look)
-            .expect("it is our child")
-            .expect("waiting blocks until there is a status");
-        assert!(
-            status.stopped(),
-            "the child ended before it stopped: {status:?}"
-        );
+        const LOOKS: u32 = 120_000;
+        const NAP: Duration = Duration::from_millis(1);
+        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
         // Takes the status, so that the next wait is for the next stop.
-        waitid(WaitId::Pid(self.pid()), WaitIdOptions::STOPPED).expect("it has stopped");
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+        for _ in 0..LOOKS {
+            let status = |look| waitid(WaitId::Pid(self.pid()), look).expect("it is our child");
+            if status(stopped).is_some() {
+                return;
+            }
+            let end = status(ended);
+            assert!(end.is_none(), "the child ended before it stopped: {end:?}");
+            sleep(NAP);
+        }
+        panic!("the child did not stop");
     }
 
     /// Lets a stopped child go on.
