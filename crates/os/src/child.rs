@@ -19,12 +19,14 @@
 use std::{
     env,
     io::{self, BufRead, BufReader, Write},
+    path::Path,
     process::{self, Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     time::Duration,
 };
 
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, kill_process, set_parent_process_death_signal, waitid,
+    Pid, Signal, WaitId, WaitIdOptions, geteuid, kill_process, set_parent_process_death_signal,
+    waitid,
 };
 
 use crate::sleep;
@@ -91,35 +93,57 @@ pub fn command(role: &str) -> Command {
     command
 }
 
-/// As [`command`], run by another program in front of it, such as `unshare` for namespaces of its own. `None`, with a
-/// word on standard error, when that program does not work here: then the test is skipped.
-///
-/// # Panics
-/// When `front` is empty.
+/// As [`command`], in a PID namespace of its own, as a container has one: the child is process 2 there. `None` where
+/// namespaces cannot be had, with a word on standard error: then the test is skipped.
 #[must_use]
-pub fn command_under(front: &[&str], role: &str) -> Option<Command> {
-    let (program, arguments) = front.split_first().expect("there is a program in front");
-    let mut under = Command::new(program);
-    under.args(arguments);
-    let works = Command::new(program)
-        .args(arguments)
+pub fn command_in_container(role: &str) -> Option<Command> {
+    // A shell that stays, as process 1.
+    const SHELL: [&str; 3] = ["sh", "-c", "\"$0\" \"$@\"; exit $?"];
+    command_unshared(
+        &["--pid", "--fork", "--kill-child", "--mount-proc"],
+        &SHELL,
+        role,
+    )
+}
+
+/// As [`command`], with a memory file system of 1 MiB at `path` that nobody else sees. `None` as in
+/// [`command_in_container`].
+#[must_use]
+pub fn command_on_one_mebibyte(path: &Path, role: &str) -> Option<Command> {
+    const SCRIPT: &str = "mount -t tmpfs -o size=1m none \"$0\" && exec \"$@\"";
+    let shell = ["sh", "-c", SCRIPT, path.to_str()?];
+    command_unshared(&["--mount"], &shell, role)
+}
+
+fn command_unshared(namespaces: &[&str], shell: &[&str], role: &str) -> Option<Command> {
+    let unshared = || {
+        let mut unshared = Command::new("unshare");
+        if !geteuid().is_root() {
+            unshared.arg("--map-root-user");
+        }
+        unshared.args(namespaces).args(shell);
+        unshared
+    };
+    let works = unshared()
         .arg("true")
         .stdin(Stdio::null())
         .output()
         .is_ok_and(|output| output.status.success());
     if !works {
-        eprintln!("skipped: `{}` does not work here", front.join(" "));
+        let namespaces = namespaces.join(" ");
+        eprintln!("skipped: `unshare {namespaces}` does not work here");
         return None;
     }
     let alone = command(role);
-    under.arg(alone.get_program()).args(alone.get_args());
+    let mut unshared = unshared();
+    unshared.arg(alone.get_program()).args(alone.get_args());
     for (key, value) in alone.get_envs() {
         match value {
-            Some(value) => under.env(key, value),
-            None => under.env_remove(key),
+            Some(value) => unshared.env(key, value),
+            None => unshared.env_remove(key),
         };
     }
-    Some(under)
+    Some(unshared)
 }
 
 /// A started child: killed when dropped.

@@ -187,17 +187,7 @@ fn a_frozen_owner_keeps_its_lock() {
 
 /// Starts `owner` as process 2 of a PID namespace of its own, as a container would.
 fn owner_in_a_container(path: &Path) -> Option<TestProcess> {
-    const FRONT: [&str; 8] = [
-        "unshare",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-        "sh",
-        "-c",
-        "\"$0\" \"$@\"; exit $?", // a shell that stays, as process 1
-    ];
-    let mut command = child::command_under(&FRONT, "owner")?;
+    let mut command = child::command_in_container("owner")?;
     Some(TestProcess::start(command.env(PATH, path)))
 }
 
@@ -388,13 +378,7 @@ fn the_next_creator_sweeps_what_a_killed_one_left_wherever_it_was() {
 
 /// Starts `role` with a memory file system of 1 MiB at `path` that nobody else sees.
 fn start_in_one_mebibyte(role: &str, path: &Path) -> Option<TestProcess> {
-    const SCRIPT: &str = "mount -t tmpfs -o size=1m none \"$0\" && exec \"$@\"";
-    let mut front = vec!["unshare", "--mount"];
-    if !rustix::process::geteuid().is_root() {
-        front.push("--map-root-user");
-    }
-    front.extend(["sh", "-c", SCRIPT, path.to_str().unwrap()]);
-    let mut command = child::command_under(&front, role)?;
+    let mut command = child::command_on_one_mebibyte(path, role)?;
     Some(TestProcess::start(command.env(PATH, path)))
 }
 

@@ -8,6 +8,7 @@
 use std::{
     collections::BTreeSet,
     env, fs,
+    io::Write,
     os::unix::{fs::MetadataExt, process::ExitStatusExt},
     path::{Path, PathBuf},
     process::Command,
@@ -42,6 +43,7 @@ fn child_process() {
         Some("consumer") => consumer(),
         Some("opener") => opener(),
         Some("remover") => remover(),
+        Some("user of a small file system") => user_of_a_small_file_system(),
         Some(other) => panic!("no role {other}"),
     }
 }
@@ -724,21 +726,71 @@ fn hidden(base: &Path) -> BTreeSet<(String, u64)> {
         .collect()
 }
 
+// A full file system: HAZARDS RB-07
+
+/// Where the small file system is mounted, in the place.
+const SMALL: &str = "small";
+
+/// On a file system of 1 MiB: asks for a ring that does not fit; then makes one that does, fills what is left, and goes
+/// round the ring.
+fn user_of_a_small_file_system() {
+    let place = Place::of_child();
+    let small = place.base.join(SMALL);
+    let state = StateDir::open(place.base.join("state")).unwrap();
+    let dir = small.join("ring");
+    let create = |capacity| {
+        options()
+            .capacity(capacity)
+            .create(&dir, &state, &SystemClock)
+    };
+    let entries = || fs::read_dir(&small).unwrap().count();
+
+    child::say(create(4 << 20).unwrap_err().to_string());
+    child::say(format!("{} entries left", entries()));
+
+    create(64 << 10).unwrap();
+    let mut filler = fs::File::create(small.join("filler")).unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    let mut producer = Producer::attach(&dir, &patient()).unwrap();
+    producer.from_scratch();
+    let mut consumer = Consumer::attach(&dir, &bridge(), &patient()).unwrap();
+    while producer.position().0 < 3 * (64 << 10) {
+        let sequence = publish(&mut producer).unwrap().0;
+        assert_eq!(drain(&mut consumer), Some((sequence, sequence)));
+    }
+    child::say("three laps");
+}
+
+/// HAZARDS RB-07: a ring that does not fit is refused when it is made, in one line that says what was wanted, what there
+/// is, and where, and leaves nothing; one that was made never meets a bus error.
+#[test]
+fn a_ring_takes_all_of_its_space_when_it_is_made_or_none() {
+    let (_base, place) = Place::new();
+    let small = place.base.join(SMALL);
+    fs::create_dir(&small).unwrap();
+    let role = "user of a small file system";
+    let Some(mut command) = child::command_on_one_mebibyte(&small, role) else {
+        return;
+    };
+    let mut user = TestProcess::start(command.env(BASE, &place.base));
+    let said = user.hear().unwrap();
+    let location = small.join("ring/data").display().to_string();
+    assert!(said.contains(&location), "{said}");
+    assert!(said.contains("4194304 bytes wanted, "), "{said}");
+    assert!(
+        said.contains("available on the tmpfs file system"),
+        "{said}"
+    );
+    user.expect("0 entries left");
+    user.expect("three laps");
+    assert_eq!(user.wait().code(), Some(0), "an exit, not a signal");
+}
+
 // Containers: HAZARDS RB-13
 
 /// A producer in a PID namespace of its own, as process 2.
 fn producer_in_a_container(place: &Place) -> Option<TestProcess> {
-    const FRONT: [&str; 8] = [
-        "unshare",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-        "sh",
-        "-c",
-        "\"$0\" \"$@\"; exit $?", // a shell that stays, as process 1
-    ];
-    let mut command = child::command_under(&FRONT, "producer")?;
+    let mut command = child::command_in_container("producer")?;
     Some(TestProcess::start(command.env(BASE, &place.base)))
 }
 
