@@ -20,23 +20,25 @@ pub struct Damage {
     pub flaw: Flaw,
 }
 
-impl fmt::Display for Damage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Damage {
+    /// What is damaged, without the file.
+    pub(crate) fn what(&self) -> String {
         let Self {
-            path,
             bytes,
             offsets,
             flaw,
+            ..
         } = self;
-        write!(
-            f,
-            "{}: bytes {}..{} are damaged ({flaw}); offsets {}..{} cannot be read",
-            path.display(),
-            bytes.start,
-            bytes.end,
-            offsets.start,
-            offsets.end
+        format!(
+            "bytes {}..{} are damaged ({flaw}); offsets {}..{} cannot be read",
+            bytes.start, bytes.end, offsets.start, offsets.end
         )
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path.display(), self.what())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt, io,
+    fmt,
     path::{Path, PathBuf},
     str::FromStr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -186,6 +186,9 @@ const GROUPS_DIR: &str = "groups";
 /// Lock of whoever creates the log or a topic.
 const LOCK_FILE: &str = "lock";
 
+/// Names in the log's directory that are no topics.
+const OWN_NAMES: [&str; 4] = [IDENTITY_FILE, SOURCES_DIR, GROUPS_DIR, LOCK_FILE];
+
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct IdentityFile {
@@ -310,7 +313,6 @@ impl Log {
             path: path.clone(),
             what: error.to_string(),
         })?;
-        storage.sync_dir(above(root))?;
         // Last, and durable with the names of all the others: from here on it is a log.
         storage.replace(&path, text.as_bytes())?;
         Ok(())
@@ -356,6 +358,12 @@ impl Log {
             .parse()
             .map_err(|error: LogIdError| malformed(error.to_string()))?;
         refuse_unsuitable(&*storage, root, options)?;
+        if options.access == Access::Write {
+            // Whoever made the names may have died before they were durable; what is appended below them must not
+            // vanish with them.
+            storage.sync_dir(above(root))?;
+            storage.sync_dir(root)?;
+        }
         Ok(Self {
             shared: Arc::new(Shared {
                 id,
@@ -397,6 +405,10 @@ impl Log {
         &self.shared.env
     }
 
+    pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
+        &self.shared.env.storage
+    }
+
     pub(crate) fn sources_dir(&self) -> PathBuf {
         self.root().join(SOURCES_DIR)
     }
@@ -421,7 +433,7 @@ impl Log {
         if options.access == Access::Read {
             return Err(TopicError::ReadOnly { root: root.clone() });
         }
-        if [SOURCES_DIR, GROUPS_DIR, LOCK_FILE, IDENTITY_FILE].contains(&name.as_str()) {
+        if OWN_NAMES.contains(&name.as_str()) {
             return Err(TopicError::Invalid {
                 topic: name.clone(),
                 what: "the name is taken by a file of the log itself".to_owned(),
@@ -450,7 +462,6 @@ impl Log {
             drop(storage.remove(&aside));
             return Err(error);
         }
-        storage.sync_dir(root)?;
         self.topic(name)
     }
 
@@ -473,21 +484,25 @@ impl Log {
     /// # Errors
     /// When one cannot be read.
     pub fn topics(&self) -> Result<Vec<Topic>, TopicError> {
-        let Env { root, storage, .. } = &**self.env();
         let mut topics = Vec::new();
-        for name in storage.list(root)? {
-            // What is no name is no topic: hidden directories are half-made or belong to somebody else.
-            let Ok(name) = name.parse::<Name>() else {
-                continue;
-            };
+        for name in self.topic_names()? {
             match self.topic(&name) {
                 Ok(topic) => topics.push(topic),
+                // A directory of the log itself, or somebody else's.
                 Err(TopicError::NotFound(_)) => {}
-                Err(TopicError::Storage(error)) if error.kind == io::ErrorKind::NotADirectory => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(topics)
+    }
+
+    /// Names of what may be topics. What is no name is none: hidden directories are half-made or somebody else's.
+    pub(crate) fn topic_names(&self) -> Result<Vec<Name>, StorageError> {
+        let names = self.storage().list(self.root())?;
+        let names = names.iter().filter_map(|name| name.parse().ok());
+        Ok(names
+            .filter(|name: &Name| !OWN_NAMES.contains(&name.as_str()))
+            .collect())
     }
 
     /// Becomes the writer of a source in one of its lives.

@@ -227,7 +227,7 @@ impl StorageFile for DiskFile {
         &self.path
     }
 
-    fn len(&self) -> Result<u64> {
+    fn length(&self) -> Result<u64> {
         let metadata = self.file.metadata().map_err(fail("look at", &self.path))?;
         Ok(metadata.len())
     }

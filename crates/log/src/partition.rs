@@ -478,7 +478,8 @@ impl Appender {
             return self.reload();
         }
         if self.page.load(Word::StateNumber) != self.state.number {
-            self.state = read_state(storage, &self.dir)?;
+            self.refresh_state()?;
+            self.page.store(Word::StateNumber, self.state.number)?;
         }
         let end = Offset(self.page.load(Word::End));
         if end != self.end.offset {
@@ -505,7 +506,7 @@ impl Appender {
         let storage = &*env.storage;
         let dir = self.dir.clone();
         self.active = None;
-        self.state = read_state(storage, &dir)?;
+        self.refresh_state()?;
         let current = is_current(&*self.page, storage);
         let stopped = current && self.page.load(Word::Stopped) != 0;
         let page_end = Offset(self.page.load(Word::End));
@@ -552,6 +553,8 @@ impl Appender {
             lost: None,
             damage: found.damage.clone(),
         };
+        // A segment that was made by somebody who died may not be durable in its directory yet.
+        storage.sync_dir(&dir).map_err(|error| self.stop(error))?;
         let settled = current
             && !stopped
             && self.page.load(Word::Dirty) == 0
@@ -559,6 +562,7 @@ impl Appender {
             && found.torn.is_none()
             && found.end.offset == page_end;
         if settled {
+            self.page.store(Word::StateNumber, self.state.number)?;
             return Ok(());
         }
         if found.damage.is_some() {
@@ -717,6 +721,12 @@ impl Appender {
         Ok(())
     }
 
+    /// Reads the newest slot of `state`, and makes it durable: whoever wrote it may have died before the sync.
+    fn refresh_state(&mut self) -> Result<(), AppendError> {
+        self.state = read_state(&*self.env.storage, &self.dir)?;
+        self.state_file.sync().map_err(|error| self.stop(error))
+    }
+
     /// Writes a slot of `state`, durably.
     fn write_state(&mut self) -> Result<(), AppendError> {
         let mut next = self.state;
@@ -806,7 +816,7 @@ impl Appender {
     /// Writes the batch in the builder at the log end, with the page marked dirty, and moves the end. Says where in its
     /// segment the batch begins.
     fn write(&mut self, base: Offset) -> Result<(u32, Header), AppendError> {
-        let len = self.builder.len() as u64;
+        let len = self.builder.length() as u64;
         if u64::from(self.end.file_pos) + len > u64::from(self.config.segment_bytes) {
             self.roll()?;
         } else if self.since_checkpoint() + len > CHECKPOINT_BYTES && self.since_checkpoint() > 0 {
@@ -987,7 +997,9 @@ fn read_state(storage: &dyn Storage, dir: &Path) -> Result<State, AppendError> {
 fn open_page(storage: &dyn Storage, dir: &Path) -> Result<Box<dyn SharedPage>, StorageError> {
     let path = recovery::watermark_path(dir);
     match storage.open(&path, Access::Write) {
-        Ok(file) if file.len()? < watermark::FILE_BYTES => file.reserve(watermark::FILE_BYTES)?,
+        Ok(file) if file.length()? < watermark::FILE_BYTES => {
+            file.reserve(watermark::FILE_BYTES)?
+        }
         Ok(_) => {}
         Err(error) if error.is_not_found() => {
             storage.create(&path, watermark::FILE_BYTES)?;

@@ -248,8 +248,8 @@ impl Reader {
             }
             let (bytes_end, offset) = match (found, following) {
                 (Some((pos, header)), _) => (pos, header.base),
-                (None, Some(base)) => (place.segment.len()?, base),
-                (None, None) => (place.segment.len()?, high_watermark),
+                (None, Some(base)) => (place.segment.length()?, base),
+                (None, None) => (place.segment.length()?, high_watermark),
             };
             return Err(ReadError::Damaged(Box::new(Damage {
                 path: place.segment.path().to_owned(),

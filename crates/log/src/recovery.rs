@@ -156,8 +156,14 @@ pub(crate) fn scan(
         found.durable = durable_behind(reader, &end)?.max(durable);
     }
     if found.durable > end.offset || !is_last {
-        found.damage = Some(walk.skip(flaw, found.durable)?);
-        found.readable_end = last_readable(&mut walk)?.max(found.durable);
+        let (damage, more) = walk.skip(flaw, found.durable)?;
+        found.damage = Some(damage);
+        found.readable_end = if more {
+            last_readable(&mut walk)?
+        } else {
+            end.offset
+        };
+        found.readable_end = found.readable_end.max(found.durable);
     } else if let Some(written) = written {
         found.torn = Some(TornTail {
             path: segment::log_path(dir, end.segment),
@@ -170,7 +176,7 @@ pub(crate) fn scan(
 
 /// What whole batches behind `end` in its segment say about how much was durable: if it is more than `end`, then what
 /// should stand there was lost after it was synced.
-fn durable_behind(reader: &mut SegmentReader, end: &Cursor) -> Result<Offset> {
+pub(crate) fn durable_behind(reader: &mut SegmentReader, end: &Cursor) -> Result<Offset> {
     let mut durable = Offset(0);
     let mut pos = u64::from(end.file_pos);
     while let Some((at, header)) = reader.resync(pos, end.offset)? {
@@ -187,10 +193,10 @@ fn last_readable(walk: &mut Walk<'_>) -> Result<Offset> {
             Ok(_) => continue,
             Err(flaw) => flaw,
         };
-        let stuck = walk.cursor();
-        walk.skip(flaw, stuck.offset)?;
-        if walk.cursor() == stuck {
-            return Ok(stuck.offset);
+        let end = walk.cursor().offset;
+        let (_, more) = walk.skip(flaw, end)?;
+        if !more {
+            return Ok(end);
         }
     }
 }

@@ -78,8 +78,8 @@ impl SegmentReader {
         self.file.path()
     }
 
-    pub(crate) fn len(&self) -> Result<u64> {
-        self.file.len()
+    pub(crate) fn length(&self) -> Result<u64> {
+        self.file.length()
     }
 
     /// Forgets what was read ahead: bytes behind the end may have been written since.
@@ -135,7 +135,7 @@ impl SegmentReader {
     /// The first whole batch at or behind `pos` whose records are at or behind `offset`.
     pub(crate) fn resync(&mut self, pos: u64, offset: Offset) -> Result<Option<(u64, Header)>> {
         let mut pos = pos.next_multiple_of(8);
-        let end = self.len()?;
+        let end = self.length()?;
         while pos < end {
             let chunk = self.bytes(pos, READ_BYTES_MAX)?;
             let magic = batch::MAGIC.to_le_bytes();
@@ -158,7 +158,7 @@ impl SegmentReader {
     /// The bytes at or behind `pos` that are not zero, as the smallest range around them, looking no further than
     /// `limit`.
     pub(crate) fn written(&mut self, pos: u64, limit: u64) -> Result<Option<Range<u64>>> {
-        let end = self.len()?.min(limit);
+        let end = self.length()?.min(limit);
         let mut found: Option<Range<u64>> = None;
         let mut at = pos;
         while at < end {
@@ -258,38 +258,44 @@ impl<'a> Walk<'a> {
     }
 
     /// After a flaw: finds the next whole batch, here or in a later segment, places the cursor in front of it, and says
-    /// what lies between. `end` is where durable offsets end, for want of a later batch.
-    pub(crate) fn skip(&mut self, flaw: Flaw, end: Offset) -> Result<Damage> {
+    /// what lies between. `end` is where durable offsets end, for want of a later batch. Also says whether there is
+    /// anything to walk on to.
+    pub(crate) fn skip(&mut self, flaw: Flaw, end: Offset) -> Result<(Damage, bool)> {
         let from = self.cursor;
         let path = self.reader.path().to_owned();
         let start = u64::from(from.file_pos);
         let found = self.reader.resync(start, from.offset)?;
-        let (bytes_end, offset) = match (found, self.following()) {
+        let following = self.following();
+        let (bytes_end, header) = match (found, following) {
             (Some((pos, header)), _) => {
                 self.cursor.file_pos = u32::try_from(pos).expect("segments are shorter than 4 GiB");
-                self.cursor.previous = header.previous;
                 self.cursor.offset = header.base;
-                (pos, header.base)
+                (pos, Some(header))
             }
             (None, following) => {
-                let len = self.reader.len()?;
-                let next = following.unwrap_or(end).max(from.offset);
-                if let Some(base) = following {
-                    self.enter(base)?;
-                    if let Ok((header, _)) = self.reader.batch(0)? {
-                        self.cursor.previous = header.previous;
+                let len = self.reader.length()?;
+                self.cursor.offset = following.unwrap_or(end).max(from.offset);
+                let header = match following {
+                    Some(base) => {
+                        self.enter(base)?;
+                        self.reader.batch(0)?.ok().map(|(header, _)| header)
                     }
-                }
-                self.cursor.offset = next;
-                (len, next)
+                    None => None,
+                };
+                (len, header)
             }
         };
-        Ok(Damage {
+        if let Some(header) = header {
+            self.cursor.previous = header.previous;
+            self.cursor.term = header.term;
+        }
+        let damage = Damage {
             path,
             bytes: start..bytes_end.max(start),
-            offsets: from.offset..offset,
+            offsets: from.offset..self.cursor.offset,
             flaw,
-        })
+        };
+        Ok((damage, found.is_some() || following.is_some()))
     }
 }
 

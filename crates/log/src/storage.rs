@@ -204,7 +204,7 @@ pub trait StorageFile: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// When the operation fails.
-    fn len(&self) -> Result<u64>;
+    fn length(&self) -> Result<u64>;
 
     /// Reads from `file_pos` on, as much as fits and is there.
     ///

@@ -1,6 +1,7 @@
 //! A topic: a named set of partitions with one configuration.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -14,7 +15,7 @@ use crate::{
     format, partition,
     partition::Partition,
     partition_for_key,
-    storage::{Storage, StorageError},
+    storage::{Access, Storage, StorageError},
 };
 
 /// File that describes a topic, in its directory.
@@ -237,7 +238,7 @@ impl Topic {
             what,
         };
         let bytes = env.storage.read(&path).map_err(|error| {
-            if error.is_not_found() {
+            if error.is_not_found() || error.kind == io::ErrorKind::NotADirectory {
                 TopicError::NotFound(name.clone())
             } else {
                 error.into()
@@ -247,6 +248,10 @@ impl Topic {
         let file: ConfigFile =
             toml::from_str(&text).map_err(|error| malformed(error.message().to_owned()))?;
         let config = file.config().map_err(malformed)?;
+        if env.options.access == Access::Write {
+            // Whoever made the topic may have died before its name was durable.
+            env.storage.sync_dir(&env.root)?;
+        }
         let partition = |number: u32| {
             let dir = dir.join(number.to_string());
             Arc::new(Partition::new(

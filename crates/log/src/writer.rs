@@ -8,7 +8,7 @@ use crate::{
     AppendError, BatchAnswer, Log, NewRecord, Topic, TopicError,
     format::{
         Flaw,
-        progress::{self, Progress, Slot},
+        progress::{Progress, Slot},
     },
     storage::{Access, Holder, LockError, LockFile, StorageError, StorageFile, describe},
 };
@@ -220,14 +220,14 @@ fn read_slot(log: &Log, source: &SourceName) -> Result<Option<Slot>, ResumeError
         flaw,
     })?;
     match slot {
-        Some(slot) if slot.source != source.id() => Err(ResumeError::Unreadable {
+        slot if slot.source != source.id() => Err(ResumeError::Unreadable {
             path,
             flaw: Flaw::Field {
                 field: "source",
                 value: slot.source.0,
             },
         }),
-        other => Ok(other),
+        slot => Ok(Some(slot)),
     }
 }
 
@@ -295,15 +295,8 @@ impl Writer {
                 offered: epoch,
             });
         }
-        let mut file = ProgressFile {
-            file: open_progress(log, source)?,
-            slot: slot.unwrap_or(Slot {
-                number: 0,
-                source: source.id(),
-                progress: Progress::start(epoch),
-            }),
-        };
-        if slot.is_none_or(|slot| slot.progress.epoch != epoch) {
+        let mut file = open_progress(log, slot, source, epoch)?;
+        if file.slot.progress.epoch != epoch {
             // From here on older epochs are fenced.
             file.store(Progress::start(epoch))?;
         }
@@ -376,19 +369,35 @@ impl Writer {
     }
 }
 
-/// Creates or opens the progress file for writing.
-fn open_progress(log: &Log, source: &SourceName) -> Result<Arc<dyn StorageFile>, StorageError> {
-    let storage = &log.env().storage;
+/// Opens the progress file for writing, with `slot` in it if there was none.
+fn open_progress(
+    log: &Log,
+    slot: Option<Slot>,
+    source: &SourceName,
+    epoch: Epoch,
+) -> Result<ProgressFile, StorageError> {
+    let storage = log.storage();
     let path = progress_path(log, source);
-    match storage.open(&path, Access::Write) {
-        Err(error) if error.is_not_found() => {
-            let file = storage.create(&path, progress::FILE_BYTES)?;
-            file.sync()?;
+    let slot = match slot {
+        Some(slot) => {
+            // The same is true of the file's name.
             storage.sync_dir(&log.sources_dir())?;
-            Ok(file)
+            slot
         }
-        other => other,
-    }
+        None => {
+            let slot = Slot {
+                number: 0,
+                source: source.id(),
+                progress: Progress::start(epoch),
+            };
+            storage.replace(&path, &slot.new_file())?;
+            slot
+        }
+    };
+    let file = storage.open(&path, Access::Write)?;
+    // Whoever wrote the slot may have died before the sync.
+    file.sync()?;
+    Ok(ProgressFile { file, slot })
 }
 
 /// What is known of the latest epoch of a source.

@@ -202,7 +202,7 @@ impl Builder {
 
     /// Bytes so far, with the header.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn length(&self) -> usize {
         self.bytes.len()
     }
 
@@ -215,7 +215,7 @@ impl Builder {
     /// Completes the header and hands out the batch.
     ///
     /// # Panics
-    /// If the batch is longer than [`BATCH_BYTES_MAX`]; the caller compares [`Builder::len`] first.
+    /// If the batch is longer than [`BATCH_BYTES_MAX`]; the caller compares [`Builder::length`] first.
     pub fn finish(&mut self, place: Place) -> (&[u8], Header) {
         let length = self.bytes.len();
         assert!(length <= BATCH_BYTES_MAX, "the caller bounds the batch");

@@ -150,18 +150,32 @@ impl Slot {
         })
     }
 
-    /// Reads the newest valid slot of the file's bytes; `None` from a file to which none was ever written.
+    /// A file that holds this slot and no other, as it is put in place when there is none.
+    ///
+    /// # Panics
+    /// Never: a slot fits the file.
+    #[must_use]
+    pub fn new_file(&self) -> Vec<u8> {
+        let mut file = vec![0; usize::try_from(FILE_BYTES).expect("two pages")];
+        let at = usize::try_from(self.file_pos()).expect("two pages");
+        let place = file
+            .get_mut(at..at + SLOT_BYTES)
+            .expect("the slot lies in the file");
+        place.copy_from_slice(&self.encode());
+        file
+    }
+
+    /// Reads the newest valid slot of the file's bytes.
     ///
     /// # Errors
-    /// What is wrong, if neither slot is valid and one is not blank.
-    pub fn newest(file: &[u8]) -> Result<Option<Self>, Flaw> {
+    /// What is wrong with one of the slots, if neither is valid.
+    pub fn newest(file: &[u8]) -> Result<Self, Flaw> {
         let stride = usize::try_from(SLOT_STRIDE).unwrap_or(usize::MAX);
         let a = Self::decode(file);
         let b = Self::decode(file.get(stride..).unwrap_or_default());
         match (a, b) {
-            (Ok(a), Ok(b)) => Ok(Some(if a.number > b.number { a } else { b })),
-            (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(Some(one)),
-            (Err(Flaw::Blank), Err(Flaw::Blank)) => Ok(None),
+            (Ok(a), Ok(b)) => Ok(if a.number > b.number { a } else { b }),
+            (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(one),
             (Err(Flaw::Blank), Err(flaw)) | (Err(flaw), Err(_)) => Err(flaw),
         }
     }
@@ -208,11 +222,17 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_zeros_holds_no_progress_and_a_damaged_one_is_not_taken_for_it() {
-        let mut file = vec![0; 8192];
-        assert_eq!(Slot::newest(&file), Ok(None));
-        file[4096..4096 + super::SLOT_BYTES].copy_from_slice(&SAMPLE.encode());
-        assert_eq!(Slot::newest(&file), Ok(Some(SAMPLE)));
+    fn a_damaged_newer_slot_leaves_the_older_one_standing() {
+        let mut file = SAMPLE.new_file();
+        assert_eq!(Slot::newest(&file), Ok(SAMPLE));
+        let newer = Slot {
+            number: 6,
+            ..SAMPLE
+        };
+        file[..super::SLOT_BYTES].copy_from_slice(&newer.encode());
+        assert_eq!(Slot::newest(&file), Ok(newer));
+        file[40] ^= 1;
+        assert_eq!(Slot::newest(&file), Ok(SAMPLE));
         file[4096 + 40] ^= 1;
         assert!(matches!(Slot::newest(&file), Err(Flaw::Checksum { .. })));
     }
