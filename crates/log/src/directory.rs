@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use teeline_core::{Epoch, Name, Offset, Partition, SourceName};
 
 use crate::{
-    AppendError, DiskStorage, LastStored, ReadError, Reader, ResumeError, ResumePoint, Succession,
+    AppendError, DiskStorage, LastStored, Progress, ReadError, Reader, ResumeError, ResumePoint, Succession,
     Topic, TopicConfig, Writer, WriterError, format,
     storage::{Access, LockError, Storage, StorageError},
     topic::{self, Env},
@@ -518,6 +518,14 @@ impl Log {
         succession: Succession,
     ) -> Result<Writer, WriterError> {
         Writer::open(self, source, epoch, succession)
+    }
+
+    /// The sources that ever had a writer here, by name, each with the progress that was recorded last.
+    ///
+    /// # Errors
+    /// When a progress file cannot be read.
+    pub fn sources(&self) -> Result<Vec<(SourceName, Progress)>, ResumeError> {
+        writer::sources(self)
     }
 
     /// Where a source has come to: its progress, and its last durable record in each partition. Settles every

@@ -10,9 +10,7 @@ use std::{
 use clap::Subcommand;
 use serde::Serialize;
 use teeline_core::{Name, Offset, Partition, SourceId, SourceName};
-use teeline_log::{
-    Control, Log, LogOptions, Progress, Reader, Record, Severity, Topic, format::progress::Slot,
-};
+use teeline_log::{Control, Log, LogOptions, Reader, Record, Severity, Topic};
 
 use crate::{
     command::bytes::{Excerpt, hex},
@@ -452,44 +450,40 @@ struct SourceLine {
     source: String,
     source_id: String,
     epoch: Option<u64>,
-    through: Option<u64>,
-    routed: Option<u64>,
-    skipped: Option<u64>,
-    duplicate: Option<u64>,
-    lost: Option<u64>,
-    ended: Option<bool>,
+    through: u64,
+    routed: u64,
+    skipped: u64,
+    duplicate: u64,
+    lost: u64,
+    ended: bool,
 }
 
 fn sources(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
     let mut rows = Vec::new();
-    for (name, progress) in log_sources(log)? {
+    for (name, progress) in log.sources().map_err(Failure::new)? {
         let line = SourceLine {
             source: name.to_string(),
             source_id: name.id().to_string(),
-            epoch: progress.map(|progress| progress.epoch.0),
-            through: progress.map(|progress| progress.through.0),
-            routed: progress.map(|progress| progress.routed),
-            skipped: progress.map(|progress| progress.skipped),
-            duplicate: progress.map(|progress| progress.duplicate),
-            lost: progress.map(|progress| progress.lost),
-            ended: progress.map(|progress| progress.ended),
+            epoch: progress.epoch.0,
+            through: progress.through.0,
+            routed: progress.routed,
+            skipped: progress.skipped,
+            duplicate: progress.duplicate,
+            lost: progress.lost,
+            ended: progress.ended,
         };
         if out.is_json() {
             out.object(&line)?;
         } else {
-            let number =
-                |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());
             rows.push(vec![
                 line.source,
-                number(line.epoch),
-                number(line.through),
-                number(line.routed),
-                number(line.skipped),
-                number(line.duplicate),
-                number(line.lost),
-                line.ended
-                    .map_or("-", |ended| if ended { "yes" } else { "no" })
-                    .to_owned(),
+                line.epoch.to_string(),
+                line.through.to_string(),
+                line.routed.to_string(),
+                line.skipped.to_string(),
+                line.duplicate.to_string(),
+                line.lost.to_string(),
+                if line.ended { "yes" } else { "no" }.to_owned(),
             ]);
         }
     }
@@ -510,48 +504,11 @@ fn sources(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
 }
 
 fn source_names(log: &Log) -> Result<BTreeMap<u64, SourceName>, Failure> {
-    let sources = log_sources(log)?.into_iter();
+    let sources = log.sources().map_err(Failure::new)?.into_iter();
     Ok(sources
         .map(|(name, _)| {
             let SourceId(id) = name.id();
             (id, name)
         })
         .collect())
-}
-
-/// The sources that ever had a writer here, with the progress that it recorded.
-fn log_sources(log: &Log) -> Result<Vec<(SourceName, Option<Progress>)>, Failure> {
-    let dir = log.root().join("sources");
-    let mut sources = Vec::new();
-    let entries = match std::fs::read_dir(&dir) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(sources),
-        Err(error) => {
-            return Err(Failure::new(format_args!(
-                "cannot list {}: {error}",
-                dir.display()
-            )));
-        }
-    };
-    for entry in entries {
-        let path = entry
-            .map_err(|error| Failure::new(format_args!("cannot list {}: {error}", dir.display())))?
-            .path();
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str()?.strip_suffix(".progress")?.parse().ok());
-        let Some(name) = name else { continue };
-        let bytes = std::fs::read(&path).map_err(|error| {
-            Failure::new(format_args!("cannot read {}: {error}", path.display()))
-        })?;
-        let slot = Slot::newest(&bytes).map_err(|flaw| {
-            Failure::new(format_args!(
-                "{}: {flaw}; nobody knows how far this source has come: restore the file",
-                path.display()
-            ))
-        })?;
-        sources.push((name, slot.map(|slot| slot.progress)));
-    }
-    sources.sort_by(|(a, _), (b, _)| a.cmp(b));
-    Ok(sources)
 }
