@@ -449,7 +449,7 @@ fn offsets(log: &Log, group: Option<&Name>, out: &mut Output) -> Result<Answer, 
 struct SourceLine {
     source: String,
     source_id: String,
-    epoch: Option<u64>,
+    epoch: u64,
     through: u64,
     routed: u64,
     skipped: u64,
