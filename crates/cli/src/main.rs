@@ -1,4 +1,5 @@
 //! The `teeline` command. All of it is in the library beside it, so that tests and examples can reach it.
+#![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
