@@ -12,7 +12,7 @@ use rusqlite::{Connection, OpenFlags};
 use rust_decimal::Decimal;
 use teeline_core::{Offset, Partition};
 use teeline_delivery::positions::{FILL, Fill, Side};
-use teeline_log::{Log, LogOptions};
+use teeline_log::{Log, LogOptions, Record};
 use teeline_ring::{Frame, inspect};
 
 use super::{
@@ -99,8 +99,27 @@ pub(crate) struct Audit {
     pub(crate) positions_wrong: u64,
     /// Examples of those, for people.
     pub(crate) positions_examples: Vec<String>,
+    /// What could not be read to its end, and why.
+    pub(crate) unreadable: Vec<String>,
     /// Quantities by (account, symbol) in the database.
     pub(crate) holdings: BTreeMap<(String, String), Decimal>,
+}
+
+/// What stands in the log.
+struct Stored {
+    /// How often each fact does, by its place in the input.
+    times: Vec<u64>,
+    /// The execution id behind every identity: (epoch, sequence).
+    exec_ids: HashMap<(u64, u64), u64>,
+}
+
+impl Stored {
+    fn new(facts: usize) -> Self {
+        Self {
+            times: vec![0; facts],
+            exec_ids: HashMap::new(),
+        }
+    }
 }
 
 /// How many, and which were the first.
@@ -122,19 +141,27 @@ impl Count {
 
 impl Audit {
     /// Audits what a run left in `paths` and in `rings` against its `input`.
-    pub(crate) fn of(input: &Input, rings: &[RingRemains], paths: &Paths) -> Result<Self, Failure> {
+    pub(crate) fn of(input: &Input, rings: &[RingRemains], paths: &Paths) -> Self {
         let mut audit = Self {
             fills: input.fills.len() as u64,
             published: rings.iter().map(|ring| ring.last_sequence).sum(),
             epochs: rings.len() as u64,
             ..Self::default()
         };
-        let stored = audit.read_log(&input.fills, paths)?;
+        let mut stored = Stored::new(input.fills.len());
+        let log = audit.read_log(&input.fills, paths, &mut stored);
+        for (exec_id, times) in (1..).zip(&stored.times) {
+            audit.lost.add(u64::from(*times == 0), exec_id);
+            audit.duplicated.add(times.saturating_sub(1), exec_id);
+        }
         audit.compare_rings(rings, &stored);
-        audit.compare_positions(&input.fills, paths)?;
-        Ok(audit)
+        let positions = audit.compare_positions(&input.fills, paths);
+        let failures = [log, positions].into_iter().filter_map(Result::err);
+        audit.unreadable = failures.map(|failure| failure.to_string()).collect();
+        audit
     }
 
+    /// Whether the database holds what the input makes.
     pub(crate) fn positions_match(&self) -> bool {
         self.positions_wrong == 0
     }
@@ -148,79 +175,83 @@ impl Audit {
             &self.misplaced,
             &self.not_stored,
         ];
-        wrong.iter().all(|wrong| wrong.count == 0) && self.positions_match()
+        wrong.iter().all(|wrong| wrong.count == 0)
+            && self.positions_match()
+            && self.unreadable.is_empty()
     }
 
-    /// Counts every record of the log, and returns the execution id behind every identity: (epoch, sequence).
+    /// Takes in every record of the log.
     fn read_log(
         &mut self,
         fills: &[Fill],
         paths: &Paths,
-    ) -> Result<HashMap<(u64, u64), u64>, Failure> {
+        stored: &mut Stored,
+    ) -> Result<(), Failure> {
         let log = Log::open(paths.log(), &LogOptions::read_only()).map_err(Failure::new)?;
         let topic = log.topic(&workplace::name(TOPIC)).map_err(Failure::new)?;
-        let gateway = workplace::source(FILLS).id();
-        let mut times_in_log = vec![0_u64; fills.len()];
-        let mut stored = HashMap::new();
         for partition in (0..workplace::PARTITIONS).map(Partition) {
-            let mut reader = log
-                .reader(&topic, partition, Offset(0))
-                .map_err(Failure::new)?;
+            let reader = log.reader(&topic, partition, Offset(0));
+            let mut reader = reader.map_err(Failure::new)?;
             let mut previous = 0;
-            loop {
-                let read = reader.poll(RECORDS_PER_POLL, |record| {
-                    if record.control.is_some() {
-                        return; // A report of a loss: what is lost is counted by its absence.
-                    }
-                    self.in_log += 1;
-                    let fill = Fill::decode(record.value)
-                        .ok()
-                        .filter(|_| record.kind == FILL);
-                    let index = fill
-                        .as_ref()
-                        .and_then(|fill| usize::try_from(fill.exec_id.checked_sub(1)?).ok());
-                    let fact = index.and_then(|index| fills.get(index));
-                    let (Some(fill), Some(index), Some(fact)) = (fill, index, fact) else {
-                        return self.altered.add(1, 0);
-                    };
-                    times_in_log[index] += 1;
-                    let identity = record
-                        .identity
-                        .filter(|identity| identity.source == gateway);
-                    let is_as_said = fill == *fact
-                        && record.key == Some(fact.account.as_bytes())
-                        && identity.is_some();
-                    self.altered.add(u64::from(!is_as_said), fill.exec_id);
-                    let home = teeline_log::partition_for_key(
-                        fact.account.as_bytes(),
-                        workplace::PARTITIONS,
-                    );
-                    let is_placed = home == partition && fill.exec_id >= previous;
-                    self.misplaced.add(u64::from(!is_placed), fill.exec_id);
-                    previous = fill.exec_id;
-                    if let Some(identity) = identity {
-                        stored.insert((identity.epoch.0, identity.sequence.0), fill.exec_id);
-                    }
-                });
-                if read.map_err(Failure::new)? == 0 {
-                    break;
+            let mut take = |record: &Record<'_>| {
+                // A control record reports a loss: what is lost is counted by its absence.
+                if record.control.is_none() {
+                    self.take(record, partition, &mut previous, fills, stored);
                 }
-            }
+            };
+            while reader
+                .poll(RECORDS_PER_POLL, &mut take)
+                .map_err(Failure::new)?
+                > 0
+            {}
         }
-        for (exec_id, times) in (1..).zip(times_in_log) {
-            self.lost.add(u64::from(times == 0), exec_id);
-            self.duplicated.add(times.saturating_sub(1), exec_id);
+        Ok(())
+    }
+
+    /// Takes in one record, which stands in `partition` behind the fill `previous`.
+    fn take(
+        &mut self,
+        record: &Record<'_>,
+        partition: Partition,
+        previous: &mut u64,
+        fills: &[Fill],
+        stored: &mut Stored,
+    ) {
+        self.in_log += 1;
+        let fill = Fill::decode(record.value).ok();
+        let index = fill
+            .as_ref()
+            .and_then(|fill| usize::try_from(fill.exec_id.checked_sub(1)?).ok());
+        let fact = index.and_then(|index| fills.get(index));
+        let (Some(fill), Some(index), Some(fact)) = (fill, index, fact) else {
+            return self.altered.add(1, 0);
+        };
+        stored.times[index] += 1;
+        let key = fact.account.as_bytes();
+        let gateway = workplace::source(FILLS).id();
+        let identity = record
+            .identity
+            .filter(|identity| identity.source == gateway);
+        let is_as_said =
+            record.kind == FILL && record.key == Some(key) && fill == *fact && identity.is_some();
+        self.altered.add(u64::from(!is_as_said), fill.exec_id);
+        let home = teeline_log::partition_for_key(key, workplace::PARTITIONS);
+        let is_placed = home == partition && fill.exec_id >= *previous;
+        self.misplaced.add(u64::from(!is_placed), fill.exec_id);
+        *previous = fill.exec_id;
+        if let Some(identity) = identity {
+            let numbers = (identity.epoch.0, identity.sequence.0);
+            stored.exec_ids.insert(numbers, fill.exec_id);
         }
-        Ok(stored)
     }
 
     /// Looks for the messages left in the rings in the log. Those of a lost ring may be missing there under their old
     /// numbers; those of the last one may not.
-    fn compare_rings(&mut self, rings: &[RingRemains], stored: &HashMap<(u64, u64), u64>) {
+    fn compare_rings(&mut self, rings: &[RingRemains], stored: &Stored) {
         for (index, ring) in rings.iter().enumerate() {
             let is_last = index + 1 == rings.len();
             for (sequence, exec_id) in &ring.messages {
-                let is_stored = stored.get(&(ring.epoch, *sequence)) == Some(exec_id);
+                let is_stored = stored.exec_ids.get(&(ring.epoch, *sequence)) == Some(exec_id);
                 match is_last {
                     true => self.not_stored.add(u64::from(!is_stored), *exec_id),
                     false => self.went_with_ring += u64::from(!is_stored),

@@ -124,16 +124,18 @@ impl<'a> Conductor<'a> {
         }
         let end = self.drive(&mut on_progress)?;
         let elapsed = Duration::from_nanos(SystemClock.monotonic_ns() - start_ns);
-        let given_up = match end {
+        let mut given_up = match end {
             End::Drained => {
-                self.end_all()?;
+                self.end_all();
                 None
             }
             End::GivenUp(why) => Some(why),
         };
         drop(self.processes);
-        self.rings
-            .extend(RingRemains::read(&self.paths.ring(FILLS))?);
+        match RingRemains::read(&self.paths.ring(FILLS)) {
+            Ok(ring) => self.rings.extend(ring),
+            Err(failure) => given_up = given_up.or(Some(failure.to_string())),
+        }
         Ok(Run {
             kills: self
                 .schedules
@@ -187,7 +189,9 @@ impl<'a> Conductor<'a> {
         }
         if self.lose_ring_at.is_some_and(|at| progress.gateway >= at) {
             self.lose_ring_at = None;
-            self.lose_rings()?;
+            if let Some(why) = self.lose_rings()? {
+                return Ok(Some(why));
+            }
         }
         let all_over =
             self.lose_ring_at.is_none() && self.schedules.values().all(Schedule::is_done);
@@ -229,14 +233,17 @@ impl<'a> Conductor<'a> {
         Ok(None)
     }
 
-    /// Does to everything that maps rings what a reboot does: kills it and takes the memory away.
-    fn lose_rings(&mut self) -> Result<(), Failure> {
+    /// Does to everything that maps rings what a reboot does: kills it and takes the memory away. Returns why the run has to be
+    /// given up, if it has.
+    fn lose_rings(&mut self) -> Result<Option<String>, Failure> {
         let map_rings = [Role::Strategy, Role::Gateway, Role::Bridge];
         for role in map_rings {
             self.process(role).kill()?;
         }
-        self.rings
-            .extend(RingRemains::read(&self.paths.ring(FILLS))?);
+        match RingRemains::read(&self.paths.ring(FILLS)) {
+            Ok(ring) => self.rings.extend(ring),
+            Err(failure) => return Ok(Some(failure.to_string())),
+        }
         for ring in [ORDERS, FILLS] {
             let dir = self.paths.ring(ring);
             if dir.exists() {
@@ -245,7 +252,10 @@ impl<'a> Conductor<'a> {
                     .map_err(Failure::new)?;
             }
         }
-        map_rings.into_iter().try_for_each(|role| self.start(role))
+        for role in map_rings {
+            self.start(role)?;
+        }
+        Ok(None)
     }
 
     /// Looks for processes that ended by themselves. The strategy may, when its last order was asked for.
@@ -315,7 +325,7 @@ impl<'a> Conductor<'a> {
     }
 
     /// Asks all processes to end, and waits until they have.
-    fn end_all(&mut self) -> Result<(), Failure> {
+    fn end_all(&mut self) {
         self.processes.iter().for_each(Process::terminate);
         let asked_ns = SystemClock.monotonic_ns();
         while self
@@ -328,7 +338,6 @@ impl<'a> Conductor<'a> {
             }
             sleep(LOOK_INTERVAL);
         }
-        Ok(())
     }
 
     fn process(&mut self, role: Role) -> &mut Process {

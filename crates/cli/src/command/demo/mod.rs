@@ -128,7 +128,7 @@ impl DemoArgs {
         let run = conductor.run(|progress| bar.set_position(progress.positions))?;
         bar.finish_and_clear();
 
-        let audit = Audit::of(&input, &run.rings, workplace.paths())?;
+        let audit = Audit::of(&input, &run.rings, workplace.paths());
         let latency = Latency::measure(&gateway_page, &bridge_page, &placement)?;
         let mut report = Report {
             input: &input,
@@ -142,8 +142,12 @@ impl DemoArgs {
             kept: None,
         };
         let passed = report.passed();
-        if !passed || self.dir.is_some() {
+        if !passed {
+            workplace.keep_evidence();
+        } else if self.dir.is_some() {
             workplace.keep();
+        }
+        if workplace.is_kept() {
             report.kept = Some(workplace.paths().dir.clone());
         }
         // The verdict is the exit status, whether or not anybody still reads the words.

@@ -169,9 +169,23 @@ impl Workplace {
         &self.paths
     }
 
-    /// Keeps what lies on disk when this goes. Rings go in any case: their memory is needed.
+    /// Whether what lies on disk stays.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept
+    }
+
+    /// Keeps what lies on disk when this goes.
     pub(crate) fn keep(&mut self) {
         self.kept = true;
+    }
+
+    /// Keeps what lies on disk, and with it a copy of the rings, whose memory is needed: `teeline ring dump` reads it.
+    pub(crate) fn keep_evidence(&mut self) {
+        self.keep();
+        for ring in [ORDERS, FILLS] {
+            // What cannot be copied is not there to be looked at; the rest may say enough.
+            drop(copy_dir(&self.paths.ring(ring), &self.paths.dir.join(ring)));
+        }
     }
 }
 
@@ -188,6 +202,17 @@ impl Drop for Workplace {
             empty(&self.paths.dir);
         }
     }
+}
+
+/// Copies the files of a directory into a new one.
+fn copy_dir(from: &Path, to: &Path) -> io::Result<()> {
+    let entries = fs::read_dir(from)?;
+    fs::create_dir(to)?;
+    for entry in entries {
+        let entry = entry?;
+        fs::copy(entry.path(), to.join(entry.file_name()))?;
+    }
+    Ok(())
 }
 
 /// Makes a directory that must not be there yet, for this user alone.

@@ -41,6 +41,7 @@ impl Report<'_> {
             altered: audit.altered.count,
             misplaced: audit.misplaced.count,
             not_stored: audit.not_stored.count,
+            unreadable: &audit.unreadable,
             skipped: input.skipped,
             kills: run
                 .kills
@@ -93,6 +94,7 @@ struct Json<'a> {
     altered: u64,
     misplaced: u64,
     not_stored: u64,
+    unreadable: &'a [String],
     skipped: u64,
     kills: BTreeMap<&'static str, u32>,
     ring_lost: bool,

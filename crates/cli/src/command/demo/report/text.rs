@@ -22,8 +22,13 @@ impl Report<'_> {
         }
         if let Some(kept) = &self.kept {
             out.line(format_args!(
-                "Log, database and what the processes said are kept in {}.",
-                kept.display()
+                "Log, database and what the processes said are kept in {}{}.",
+                kept.display(),
+                if self.passed() {
+                    ""
+                } else {
+                    ", with a copy of the rings"
+                }
             ))?;
         }
         self.end_positions(out)?;
@@ -142,6 +147,7 @@ impl Report<'_> {
                 grouped(audit.positions_wrong)
             ));
         }
+        wrong.extend(audit.unreadable.iter().cloned());
         format!("FAILED: {}.", wrong.join(", "))
     }
 
