@@ -40,6 +40,8 @@ pub struct Bridge {
     log: Log,
     state: StateDir,
     release_before_durable: bool,
+    #[cfg(feature = "test-switches")]
+    without_dedup: bool,
 }
 
 /// What came of an attempt to attach.
@@ -95,6 +97,8 @@ impl Bridge {
             log,
             state,
             release_before_durable: false,
+            #[cfg(feature = "test-switches")]
+            without_dedup: false,
         })
     }
 
@@ -106,6 +110,18 @@ impl Bridge {
     pub fn release_before_durable(self) -> Self {
         Self {
             release_before_durable: true,
+            ..self
+        }
+    }
+
+    /// Breaks the log for this bridge: it stores again what it has stored. For the test that proves that such a
+    /// duplicate is noticed.
+    #[cfg(feature = "test-switches")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_dedup(self) -> Self {
+        Self {
+            without_dedup: true,
             ..self
         }
     }
@@ -376,6 +392,14 @@ impl Tender<'_> {
             Ok(writer) => writer,
             Err(error @ WriterError::Fenced { .. }) => return not_yet("fenced", error),
             Err(error) => return Err(error.into()),
+        };
+        #[cfg(feature = "test-switches")]
+        let writer = {
+            let mut writer = writer;
+            if self.bridge.without_dedup {
+                writer.turn_dedup_off();
+            }
+            writer
         };
         let progress = writer.progress();
         if !is_balanced(&progress) {

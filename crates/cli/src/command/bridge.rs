@@ -53,8 +53,9 @@ impl BridgeVerb {
         let bridge = Bridge::open(config).map_err(Failure::new)?;
         #[cfg(feature = "test-switches")]
         let bridge = match Rule::broken() {
+            Some(Rule::Dedup) => bridge.without_dedup(),
             Some(Rule::Release) => bridge.release_before_durable(),
-            _ => bridge,
+            Some(Rule::Transaction) | None => bridge,
         };
         let out = Mutex::new(out);
         let print = |event: &BridgeEvent| {

@@ -38,15 +38,15 @@ impl Rule {
         None
     }
 
-    /// Who has to be killed where, for the breach to do harm every time: at a hold point, passed a few times before.
+    /// Who has to be killed where, for the breach to do harm every time: at a hold point.
     pub(crate) const fn harmful_kill(self) -> (Role, &'static str) {
         match self {
             // Stored, and not yet noted as stored: it is appended again.
-            Self::Dedup => (Role::Bridge, "bridge.appended#3"),
+            Self::Dedup => (Role::Bridge, "bridge.appended"),
             // Released, and not yet stored.
-            Self::Release => (Role::Bridge, "bridge.peeked#3"),
+            Self::Release => (Role::Bridge, "bridge.peeked"),
             // Applied, and not yet noted as applied: every second commit is the note's.
-            Self::Transaction => (Role::Positions, "positions.before-commit#4"),
+            Self::Transaction => (Role::Positions, "positions.before-commit#2"),
         }
     }
 }

@@ -59,14 +59,14 @@ impl Observer {
     /// Looks at every stage in the direction of the flow, so that a later one is never ahead of an earlier one.
     pub(crate) fn look(&mut self) -> Result<Progress, Failure> {
         // A ring that is not there yet, or not any more, has no progress.
-        let orders = inspect::stat(&self.paths.ring(ORDERS)).ok();
+        let orders = inspect::stat(self.paths.ring(ORDERS)).ok();
         let gateway = orders.and_then(|stat| {
             let gateway = workplace::name(GATEWAY);
             stat.consumers
                 .into_iter()
                 .find(|consumer| consumer.name == gateway)
         });
-        let fills = inspect::stat(&self.paths.ring(FILLS)).ok();
+        let fills = inspect::stat(self.paths.ring(FILLS)).ok();
         let in_ring = fills.and_then(|stat| {
             let bridge = workplace::name(BRIDGE);
             let released = stat
