@@ -1,4 +1,7 @@
 //! The demo would notice: each rule that makes the effect exactly once is broken on purpose, and the verdict fails.
+//!
+//! The first kill of the role at fault hits it in the dangerous moment. There is no second: a bridge that finds its own
+//! wreckage stops.
 
 use serde_json::Value;
 
@@ -6,7 +9,9 @@ use crate::Demo;
 
 /// Runs a short day with the rule called `rule` broken, and returns what it reports: it must fail.
 fn broken(rule: &str) -> Value {
-    let said = Demo::short("11", []).env("TEELINE_BREAK", rule).run();
+    let said = Demo::short("11", ["--kills", "1"])
+        .env("TEELINE_BREAK", rule)
+        .run();
     assert_eq!(
         said.status.code(),
         Some(1),
@@ -29,7 +34,7 @@ fn number(report: &Value, name: &str) -> u64 {
 
 #[test]
 fn the_same_run_passes_when_nothing_is_broken() {
-    Demo::short("11", []).run().passed();
+    Demo::short("11", ["--kills", "1"]).run().passed();
 }
 
 #[test]

@@ -79,6 +79,8 @@ pub(crate) struct Conductor<'a> {
     aim: Option<(Role, &'static str)>,
     rings: Vec<RingRemains>,
     last_order_asked_for: bool,
+    /// Whether any stage has made progress yet.
+    has_moved: bool,
 }
 
 /// Why the loop ends.
@@ -112,6 +114,7 @@ impl<'a> Conductor<'a> {
             aim: plan.aim,
             rings: Vec::new(),
             last_order_asked_for: false,
+            has_moved: false,
             plan,
         }
     }
@@ -167,6 +170,7 @@ impl<'a> Conductor<'a> {
             let now_ns = SystemClock.monotonic_ns();
             if progress != last_move.0 {
                 last_move = (progress, now_ns);
+                self.has_moved = true;
             } else if let Some(why) = self.judge_standstill(now_ns - last_move.1, &progress)? {
                 return Ok(End::GivenUp(why));
             }
@@ -272,19 +276,21 @@ impl<'a> Conductor<'a> {
         Ok(None)
     }
 
-    /// What it means that `role` ended by itself: an environment in which it cannot work, or a defect.
+    /// What it means that `role` ended by itself: an environment in which it cannot work, which shows before anything
+    /// moves or on a full file system; or else a defect.
     fn judge_end(&mut self, role: Role, status: ExitStatus) -> Result<String, Failure> {
         let words = self
             .process(role)
             .last_words()
             .unwrap_or_else(|| "it said nothing".to_owned());
         let name = role.name();
-        match status.code() {
-            Some(2) => Err(Failure::new(format!(
+        let is_hostile = !self.has_moved || self.paths.is_full();
+        if status.code() == Some(2) && is_hostile {
+            return Err(Failure::new(format!(
                 "the demo's {name} cannot go on: {words}"
-            ))),
-            _ => Ok(format!("the {name} ended by itself ({status}): {words}")),
+            )));
         }
+        Ok(format!("the {name} ended by itself ({status}): {words}"))
     }
 
     /// What it means that nothing has moved for `still_ns`: an environment in which the bridge cannot store, or, after a

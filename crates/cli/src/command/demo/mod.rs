@@ -45,8 +45,8 @@ pub(crate) use roles::RoleArgs;
 /// How long the last order is on its way when no rate is given.
 const DURATION_DEFAULT_S: u64 = 3;
 
-/// Bytes of a log segment: small, so that the demo rolls now and then and a disk holds many demos.
-const SEGMENT_BYTES: u32 = 1024 * 1024;
+/// Bytes that a fill takes in the log, about.
+const STORED_BYTES: usize = 160;
 
 /// Carry fills from a gateway to positions, kill everything on the way, and prove that each counts once.
 ///
@@ -200,7 +200,7 @@ fn prepare(paths: &Paths, input: &Input, placement: &Placement) -> Result<Topic,
     let config = TopicConfig {
         partitions: PARTITIONS,
         durability: Durability::SyncEachBatch,
-        segment_bytes: SEGMENT_BYTES,
+        segment_bytes: segment_bytes(input.fills.len()),
     };
     let topic = log
         .create_topic(&workplace::name(TOPIC), &config)
@@ -210,6 +210,13 @@ fn prepare(paths: &Paths, input: &Input, placement: &Placement) -> Result<Topic,
         .context("write", &path)
         .map_err(Failure::new)?;
     Ok(topic)
+}
+
+/// Size of a log segment with which every partition rolls now and then.
+fn segment_bytes(facts: usize) -> u32 {
+    let per_partition = facts.saturating_mul(STORED_BYTES) / PARTITIONS as usize;
+    let bytes = (per_partition / 2).clamp(256 << 10, 64 << 20);
+    u32::try_from(bytes).expect("64 MiB at most")
 }
 
 /// The configuration that an operator would write.

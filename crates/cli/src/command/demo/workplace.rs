@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::fs::statvfs;
 use teeline_core::{Name, SourceName};
 use teeline_os::{
     Context,
@@ -27,6 +28,9 @@ const NAME_PREFIX: &str = "teeline-demo.";
 
 /// File in a ring directory whose lock says that the run is alive.
 const ALIVE: &str = "alive";
+
+/// Space below which a file system counts as full: about what the largest single request of a process is.
+const SPACE_MIN_BYTES: u64 = 2 * 1024 * 1024;
 
 /// Ring from the strategy to the gateway.
 pub(crate) const ORDERS: &str = "orders";
@@ -87,6 +91,13 @@ impl Paths {
 
     pub(crate) fn facts(&self) -> PathBuf {
         self.dir.join("facts")
+    }
+
+    /// Whether there is hardly any space left for rings or on the disk.
+    pub(crate) fn is_full(&self) -> bool {
+        [&self.rings, &self.dir].into_iter().any(|dir| {
+            statvfs(dir).is_ok_and(|space| space.f_bavail * space.f_frsize < SPACE_MIN_BYTES)
+        })
     }
 
     /// What the process `role` reports: its standard output.
