@@ -7,7 +7,7 @@
 use std::fmt;
 
 use teeline_core::{
-    Epoch, Identity, Sequence, SourceId, SourceName,
+    Identity, Sequence, SourceId, SourceName,
     recorder::{Hop, Recorder},
     time::Clock,
 };
@@ -178,10 +178,6 @@ impl<'a> Agent<'a> {
 
     pub(crate) fn source(&self) -> &SourceName {
         &self.source
-    }
-
-    pub(crate) fn epoch(&self) -> Epoch {
-        self.joint.consumer.epoch()
     }
 
     fn tell(&self, event: BridgeEvent) {
@@ -452,5 +448,129 @@ fn unexpected(target: &Target, identity: Identity, answer: Answer) -> AgentError
             partition,
             answer,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use teeline_core::{Epoch, Sequence, SourceName, recorder::NoRecorder};
+    use teeline_log::{Log, LogOptions, Progress, TopicConfig, fake::FakeDisk};
+    use teeline_os::SystemClock;
+    use teeline_ring::{Frame, Message, MessageType};
+
+    use super::{Cycle, Surroundings, Taker, is_balanced};
+    use crate::{
+        batch::Batch,
+        config::{Others, RouteConfig, Types},
+        event::{BridgeEvent, LossCause},
+        plan::{History, Plan, Rules},
+        route::KeyRule,
+    };
+
+    const EPOCH: Epoch = Epoch(1);
+
+    fn message(sequence: u64) -> Frame<'static> {
+        Frame::Message(Message {
+            sequence: Sequence(sequence),
+            kind: MessageType(1),
+            payload: b"fill",
+            timestamp_ns: None,
+        })
+    }
+
+    fn gap(first: u64, last: u64) -> Frame<'static> {
+        Frame::Gap {
+            first: Sequence(first),
+            last: Sequence(last),
+        }
+    }
+
+    /// Hands `frames` to a taker that has accounted for everything through 10; returns the progress, what was lost and
+    /// why, and the numbers that the one partition gets.
+    fn take(frames: &[Frame<'_>]) -> (Progress, Vec<(u64, u64, LossCause)>, Vec<u64>) {
+        let log =
+            Log::open_or_create_on(FakeDisk::new(1).process(), "/log", &LogOptions::default())
+                .unwrap();
+        let topic = "fills".parse().unwrap();
+        let config = TopicConfig {
+            segment_bytes: 1 << 20,
+            ..TopicConfig::default()
+        };
+        log.create_topic(&topic, &config).unwrap();
+        let routes = [RouteConfig {
+            types: Types::All,
+            topic,
+            key: KeyRule::None,
+            weaker_durability: false,
+        }];
+        let rules = Rules::new(&routes, Others::Stop);
+        let history = History::go_on(None, EPOCH, Sequence::NONE, Sequence::NONE, rules);
+        let plan = Plan::resolve(&log, &history, &routes).unwrap();
+        let losses = Mutex::new(Vec::new());
+        let observer = |event: &BridgeEvent| match event {
+            BridgeEvent::Lost {
+                first, last, cause, ..
+            } => {
+                losses.lock().unwrap().push((first.0, last.0, *cause));
+            }
+            other => panic!("{other}"),
+        };
+        let source: SourceName = "gw1.fills".parse().unwrap();
+        let mut cycle = Cycle {
+            batches: vec![Batch::default()],
+            progress: Progress {
+                through: Sequence(10),
+                routed: 10,
+                ..Progress::start(EPOCH)
+            },
+            taken: Sequence::NONE,
+            frames: 0,
+            payload_bytes: 0,
+        };
+        let mut taker = Taker {
+            plan: &plan,
+            targets: &plan.targets(),
+            source: &source,
+            source_id: source.id(),
+            surroundings: Surroundings {
+                clock: &SystemClock,
+                observer: &observer,
+            },
+            recorder: &mut NoRecorder,
+            cycle: &mut cycle,
+        };
+        for frame in frames {
+            taker.accept(frame).unwrap();
+        }
+        let taken = cycle.batches[0].next(usize::MAX);
+        let numbers = taken.iter().map(|entry| entry.sequence.0).collect();
+        let messages = taken.iter().filter(|entry| !entry.is_gap()).count();
+        cycle.progress.routed += messages as u64;
+        assert!(is_balanced(&cycle.progress), "{:?}", cycle.progress);
+        (cycle.progress, losses.into_inner().unwrap(), numbers)
+    }
+
+    #[test]
+    fn a_hole_is_reported_with_its_range_and_becomes_a_gap() {
+        let (progress, losses, numbers) =
+            take(&[message(11), message(15), gap(17, 18), message(19)]);
+        let hole = |first, last| (first, last, LossCause::Hole);
+        let said = (17, 18, LossCause::GapFrame);
+        assert_eq!(losses, [hole(12, 14), hole(16, 16), said]);
+        assert_eq!(numbers, [11, 14, 15, 16, 18, 19]);
+        assert_eq!((progress.through, progress.lost), (Sequence(19), 6));
+    }
+
+    #[test]
+    fn what_comes_again_is_passed_over_and_a_gap_counts_only_what_is_new_of_it() {
+        let (progress, losses, numbers) = take(&[message(8), gap(9, 10), message(11)]);
+        assert_eq!((losses, numbers), (vec![], vec![11]));
+        assert_eq!((progress.through, progress.lost), (Sequence(11), 0));
+        let (progress, losses, numbers) = take(&[gap(8, 12), message(13)]);
+        assert_eq!(losses, [(11, 12, LossCause::GapFrame)]);
+        assert_eq!(numbers, [12, 13]);
+        assert_eq!((progress.through, progress.lost), (Sequence(13), 2));
     }
 }

@@ -2,36 +2,7 @@
 //! all of them at once.
 //!
 //! ```toml
-//! [log]
-//! root = "/var/lib/teeline/log"      # created when missing
-//! any_filesystem = false             # optional: accept file systems whose syncs and locks may mean less
-//!
-//! [state]
-//! dir = "/var/lib/teeline/state"     # optional: the host's state directory
-//!
-//! [drain]
-//! limit_ms = 10000                   # optional: how long a stop may take to empty the rings
-//!
-//! [[topic]]                          # optional: created when missing, compared when it exists
-//! name = "fills"
-//! partitions = 4
-//! durability = "sync-each-batch"     # optional: or "leave-to-os", or { sync_every_ms = 50 }
-//! segment_bytes = 67108864           # optional
-//!
-//! [[source]]
-//! ring = "/dev/shm/teeline/gw1.fills"
-//! consumer = "bridge"
-//! policy = "hold-back"               # optional: the ring's producer waits for this bridge
-//! idle = "backoff"                   # optional: or "yield", or "spin"
-//! cpu = 3                            # optional: pin to this CPU, by the kernel's number
-//! batch = { messages = 1024, bytes = 1048576 } # optional
-//! others = "stop"                    # optional: a type no route names stops the bridge, or is counted as skipped: "skip"
-//!
-//! [[source.route]]
-//! types = [1]                        # or "all": every type that no other route names
-//! topic = "fills"
-//! key = { offset = 56, prefix = "u8" } # optional: or { offset = 0, len = 8 }; without: sequence modulo partitions
-//! weaker_durability = false          # optional: allow a topic that does not sync each batch
+#![doc = include_str!("config/example.toml")]
 //! ```
 
 mod fields;
@@ -53,6 +24,9 @@ use crate::route::KeyRule;
 
 pub(crate) use fields::{Fields, one_of, whole};
 pub(crate) use parse::{OTHERS, number, route, route_to_toml};
+
+/// A configuration with every key there is, each explained.
+pub const EXAMPLE: &str = include_str!("config/example.toml");
 
 /// Most messages of one batch cycle, by default: a cycle then costs one sync per partition for up to this many.
 pub const BATCH_MESSAGES_DEFAULT: usize = 1024;

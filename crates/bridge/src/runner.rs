@@ -1,13 +1,13 @@
 //! The bridge as a whole: opens the log, gives each source a thread, and keeps each attached to whatever ring is there.
 
-use std::{fmt, thread, time::Duration};
+use std::{fmt, fs, os::unix::fs::MetadataExt, thread, time::Duration};
 
 use teeline_core::{Sequence, recorder::Recorder};
 use teeline_log::{
     AppendError, Log, LogOptions, ResumeError, Succession, Topic, TopicError, Writer, WriterError,
 };
 use teeline_os::{SystemClock, cpu, sleep, state::StateDir};
-use teeline_ring::{AttachError, AttachOptions, Consumer, inspect};
+use teeline_ring::{AttachError, AttachOptions, Consumer};
 use teeline_sync::{
     atomic::{AtomicBool, Ordering},
     idle::{Backoff, IdleStrategy, Spin, Yield},
@@ -56,6 +56,16 @@ struct NotYet {
     /// What kind of reason: it is told once, though its words may change with time.
     kind: &'static str,
     reason: String,
+}
+
+/// What is in a ring's directory.
+enum Look {
+    /// The ring that is attached.
+    Same,
+    /// Another one.
+    Another,
+    /// None.
+    Gone,
 }
 
 /// How the work on one ring came to an end.
@@ -258,6 +268,8 @@ impl Tender<'_> {
         let mut recorder = recorders(self.config);
         let mut told = None;
         while !(self.stopping)() {
+            // Looked at before: should the ring be replaced right now, that is noticed later.
+            let ring_file = self.ring_file();
             let attached = match self.attach(&mut *recorder) {
                 Err(error) if error.may_pass() => not_yet("cannot store", error),
                 attached => attached,
@@ -265,7 +277,7 @@ impl Tender<'_> {
             match attached {
                 Attached::Yes(agent) => {
                     told = None;
-                    match self.drive(agent)? {
+                    match self.drive(agent, ring_file)? {
                         End::Stopped => return Ok(()),
                         End::RingOver => {}
                     }
@@ -286,10 +298,11 @@ impl Tender<'_> {
     }
 
     /// Does the agent's work until its ring is over or the bridge stops.
-    fn drive(&self, mut agent: Agent<'_>) -> Result<End, AgentError> {
+    fn drive(&self, mut agent: Agent<'_>, ring_file: Option<u64>) -> Result<End, AgentError> {
         let clock = self.surroundings.clock;
         let mut idle = idle_strategy(self.config.idle);
         let mut blocked = false;
+        let mut gone = false;
         let mut drain_deadline_ns = None;
         let mut look_at_ns = clock.monotonic_ns() + LOOK_EVERY_NS;
         loop {
@@ -346,19 +359,36 @@ impl Tender<'_> {
             let now_ns = clock.monotonic_ns();
             if now_ns >= look_at_ns {
                 look_at_ns = now_ns + LOOK_EVERY_NS;
-                if self.is_replaced(&agent) {
+                match self.look(ring_file) {
+                    Look::Same => {}
                     // The next writer of the source reports that nobody saw how this epoch ended.
-                    return Ok(End::RingOver);
+                    Look::Another => return Ok(End::RingOver),
+                    // While there is no other, this one may still be written to.
+                    Look::Gone if gone => {}
+                    Look::Gone => {
+                        gone = true;
+                        self.warn(&"the ring's directory is gone: what is still published there is stored, until a new ring takes its place");
+                    }
                 }
             }
             idle.idle(0);
         }
     }
 
-    /// Whether another ring has taken the place of the agent's, which nobody retired: its directory was removed by hand.
-    /// While there is no ring at all, the old one may still be written to.
-    fn is_replaced(&self, agent: &Agent<'_>) -> bool {
-        inspect::stat(&self.config.ring).is_ok_and(|stat| stat.ring.epoch != agent.epoch())
+    /// What has become of the ring in the directory, which nobody retired: directories can be removed by hand.
+    fn look(&self, attached: Option<u64>) -> Look {
+        match self.ring_file() {
+            None => Look::Gone,
+            found if found == attached => Look::Same,
+            _ => Look::Another,
+        }
+    }
+
+    /// Tells one ring from another: the number of its file `ring`, which no other file has while that is mapped.
+    fn ring_file(&self) -> Option<u64> {
+        fs::metadata(self.config.ring.join("ring"))
+            .ok()
+            .map(|file| file.ino())
     }
 
     fn attach<'r>(

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use teeline_log::Durability;
 
-use super::{BridgeConfig, ConfigError, Idle, Others, Types};
+use super::{BridgeConfig, ConfigError, EXAMPLE, Idle, Others, Types};
 use crate::route::{KeyRule, Prefix};
 
 fn problems(text: &str) -> Vec<String> {
@@ -12,20 +12,9 @@ fn problems(text: &str) -> Vec<String> {
     }
 }
 
-/// The text between the fences at the top of this file.
-fn documented() -> String {
-    let fenced = include_str!("../config.rs")
-        .lines()
-        .map_while(|line| line.strip_prefix("//!"))
-        .skip_while(|line| !line.contains("```toml"))
-        .skip(1)
-        .take_while(|line| !line.contains("```"));
-    fenced.map(|line| format!("{line}\n")).collect()
-}
-
 #[test]
 fn the_documented_example_is_understood_in_every_key() {
-    let config: BridgeConfig = documented().parse().unwrap();
+    let config: BridgeConfig = EXAMPLE.parse().unwrap();
     assert_eq!(config.log_root.to_str(), Some("/var/lib/teeline/log"));
     assert_eq!(
         config.state_dir.unwrap().to_str(),

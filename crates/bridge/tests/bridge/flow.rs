@@ -334,3 +334,29 @@ fn two_sources_flow_side_by_side_while_they_are_published() {
         assert_eq!(content.of(topic), expected);
     }
 }
+
+#[test]
+fn a_stop_takes_no_longer_than_its_limit_and_leaves_the_rest_in_the_ring() {
+    let place = Place::new();
+    place.create_ring();
+    let mut producer = place.producer();
+    let published: Vec<_> = (0..200)
+        .map(|number| publish(&mut producer, 1, &payload(number)))
+        .collect();
+    let config = format!("drain.limit_ms = 0\n{}", place.config(ROUTES));
+    let bridge = Bridge::open(config.parse().unwrap()).unwrap();
+    let (events, result) = crate::place::drain(&bridge);
+    result.unwrap();
+    let Some(BridgeEvent::Stopped {
+        progress,
+        drained: false,
+        ..
+    }) = events.last()
+    else {
+        panic!("{events:#?}");
+    };
+    assert!(progress.through < Sequence(200), "{progress:?}");
+    assert_eq!(place.released(), progress.through);
+    place.drain_well(ROUTES);
+    place.content().assert_exactly(&published);
+}

@@ -11,6 +11,7 @@ use std::{
 use teeline_bridge::{AgentError, Bridge, BridgeError, LossCause};
 use teeline_core::{Sequence, recorder::NoRecorder, time::Clock};
 use teeline_os::{sleep, state::StateDir};
+use teeline_ring::inspect;
 use teeline_sync::atomic::AtomicBool;
 
 use crate::place::{Fact, Place, ROUTES, drain, payload, publish};
@@ -58,6 +59,18 @@ impl Child {
     /// Kills the bridge when it has come to its hold point.
     pub(crate) fn kill_when_held(mut self) {
         while !self.held.exists() {
+            assert_eq!(
+                self.process.try_wait().unwrap(),
+                None,
+                "the bridge ended by itself"
+            );
+            sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until the bridge has the ring: from then on a kill interrupts its work.
+    fn wait_until_attached(&mut self, place: &Place) {
+        while !inspect::stat(place.ring()).unwrap().consumers[0].role.alive {
             assert_eq!(
                 self.process.try_wait().unwrap(),
                 None,
@@ -145,7 +158,8 @@ fn killed_at_random_moments_nothing_is_lost_or_stored_twice() {
     place.create_ring();
     let mut published = Vec::new();
     for _ in 0..20 {
-        let child = Child::start(&place, ROUTES, None);
+        let mut child = Child::start(&place, ROUTES, None);
+        child.wait_until_attached(&place);
         for _ in 0..random.usize(1..8) {
             publish_more(&place, &mut published, random.usize(1..40));
             sleep(Duration::from_micros(random.u64(0..8_000)));

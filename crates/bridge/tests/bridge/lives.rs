@@ -96,12 +96,17 @@ fn a_ring_replaced_by_hand_under_the_bridge_is_noticed() {
     let bridge = place.bridge(ROUTES);
     let events = while_running(&bridge, |running| {
         running.wait_for(attached_in(first));
+        // The producer does not know, and goes on for a while.
+        let mut producer = place.producer();
         fs::remove_dir_all(place.ring()).unwrap();
+        running.wait_for(|event| matches!(event, BridgeEvent::Warning { .. }));
+        published.push(publish(&mut producer, 1, &payload(30)));
+        drop(producer);
         let second = place.create_ring();
         published.extend(publish_some(&place, 5));
         running.wait_for(attached_in(second));
     });
-    assert_eq!(ends(&events), [(first, Sequence(30), false)]);
+    assert_eq!(ends(&events), [(first, Sequence(31), false)]);
     place.content().assert_exactly(&published);
 }
 

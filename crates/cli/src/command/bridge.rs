@@ -9,7 +9,7 @@ use std::{
 use clap::Subcommand;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use teeline_bridge::{Bridge, BridgeConfig, BridgeEvent};
+use teeline_bridge::{Bridge, BridgeConfig, BridgeEvent, config::EXAMPLE};
 use teeline_core::{
     SourceName,
     recorder::{NoRecorder, Recorder},
@@ -25,6 +25,7 @@ use crate::output::{Answer, Failure, Output, complain};
 #[derive(Debug, Subcommand)]
 pub(crate) enum BridgeVerb {
     /// Run in the foreground until SIGTERM or SIGINT, which drain; a second one ends at once.
+    #[command(after_long_help = format!("A configuration with every key:\n\n{EXAMPLE}"))]
     Run {
         /// The configuration, a TOML file.
         #[arg(long)]
