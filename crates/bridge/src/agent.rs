@@ -35,6 +35,7 @@ pub(crate) struct Joint {
     pub(crate) plan: Plan,
     pub(crate) limits: BatchLimits,
     /// Breaks the rule that makes the bridge safe, for a test that proves that the break is noticed.
+    #[cfg(feature = "test-switches")]
     pub(crate) release_before_durable: bool,
 }
 
@@ -127,6 +128,7 @@ impl<'a> Agent<'a> {
         if self.cycle.frames == 0 {
             self.take()?;
         }
+        #[cfg(feature = "test-switches")]
         if self.joint.release_before_durable {
             self.joint.consumer.release(self.cycle.taken)?;
         }

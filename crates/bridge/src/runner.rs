@@ -39,6 +39,7 @@ pub struct Bridge {
     config: BridgeConfig,
     log: Log,
     state: StateDir,
+    #[cfg(feature = "test-switches")]
     release_before_durable: bool,
     #[cfg(feature = "test-switches")]
     without_dedup: bool,
@@ -106,6 +107,7 @@ impl Bridge {
             config,
             log,
             state,
+            #[cfg(feature = "test-switches")]
             release_before_durable: false,
             #[cfg(feature = "test-switches")]
             without_dedup: false,
@@ -462,6 +464,7 @@ impl Tender<'_> {
             writer,
             plan,
             limits: self.config.batch,
+            #[cfg(feature = "test-switches")]
             release_before_durable: self.bridge.release_before_durable,
         };
         Ok(Attached::Yes(Agent::new(

@@ -4,8 +4,9 @@
 mod run;
 
 use std::{
+    fs,
     io::{BufRead, BufReader},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Stdio,
 };
 
@@ -268,6 +269,53 @@ fn sources_show_how_far_each_has_come() {
         text.lines().nth(1).unwrap().starts_with("gw1.fills"),
         "{text}"
     );
+}
+
+/// The one segment of partition 1.
+fn segment(root: &Path) -> PathBuf {
+    let dir = root.join("fills/1");
+    let mut segments: Vec<PathBuf> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "log"))
+        .collect();
+    segments.sort();
+    segments.remove(0)
+}
+
+#[test]
+fn verify_is_content_with_a_sound_log_and_says_no_to_a_damaged_one() {
+    let place = Place::filled();
+    let root = place.root();
+    place.log.close().unwrap();
+    let text = teeline(["log", "verify"]).arg(&root).run().fine().stdout;
+    assert!(
+        text.contains("2 batches, 3 records") && text.contains("no damage"),
+        "{text}"
+    );
+
+    let path = segment(&root);
+    let mut bytes = fs::read(&path).unwrap();
+    let value = bytes
+        .windows(5)
+        .position(|bytes| bytes == b"first")
+        .unwrap();
+    bytes[value] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let ran = teeline(["log", "verify", "--json"]).arg(&root).run();
+    assert_eq!((ran.status, ran.stderr.as_str()), (1, ""), "{ran:?}");
+    let objects = ran.objects();
+    assert_eq!(objects[0]["finding"], "damage");
+    assert_eq!(objects[0]["path"], path.to_str().unwrap());
+    assert_eq!(objects.last().unwrap()["damages"], 1);
+
+    // Whoever reads there is told, and not given wrong bytes.
+    let complaint = teeline(["log", "read"])
+        .arg(&root)
+        .arg("fills")
+        .run()
+        .refused();
+    assert!(complaint.contains(path.to_str().unwrap()), "{complaint}");
 }
 
 #[test]
