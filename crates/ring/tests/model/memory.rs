@@ -83,9 +83,12 @@ impl View {
 
     fn put(&self, offset: usize, value: u64) {
         assert!(offset.is_multiple_of(8));
-        if !self.fuel.burn() {
-            return;
+        if self.fuel.burn() {
+            self.set(offset, value);
         }
+    }
+
+    fn set(&self, offset: usize, value: u64) {
         if let Some(watch) = &self.watch {
             watch.before(offset);
         }
@@ -118,11 +121,18 @@ impl Memory for View {
         }
     }
 
+    /// Counts as two stores: the protocol says nothing about what lies between.
     fn write(&self, offset: usize, bytes: &[u8]) {
-        for (at, chunk) in (offset..).step_by(8).zip(bytes.chunks(8)) {
-            let mut word = self.load(at, Ordering::Relaxed).to_le_bytes();
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.put(at, u64::from_le_bytes(word));
+        let half = (bytes.len() / 2).next_multiple_of(8).min(bytes.len());
+        for (from, part) in [(0, &bytes[..half]), (half, &bytes[half..])] {
+            let alive = self.fuel.burn();
+            for (at, chunk) in (offset + from..).step_by(8).zip(part.chunks(8)) {
+                let mut word = self.load(at, Ordering::Relaxed).to_le_bytes();
+                word[..chunk.len()].copy_from_slice(chunk);
+                if alive {
+                    self.set(at, u64::from_le_bytes(word));
+                }
+            }
         }
     }
 

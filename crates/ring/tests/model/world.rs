@@ -41,7 +41,7 @@ struct Published {
 }
 
 /// The oracle. It learns that something is published by the store that makes it so.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Truth {
     geometry: Geometry,
     /// Behind the last published frame.
@@ -70,15 +70,15 @@ impl Files {
     }
 
     fn announced(&self) -> u64 {
-        Self::look(&self.control).load(layout::producer_page::ANNOUNCED, RELAXED)
+        self.control[layout::producer_page::ANNOUNCED / 8].get()
     }
 
     /// What a consumer's page says.
     fn stored(&self, consumer: usize) -> u64 {
         use layout::consumer_page as at;
-        let page = Self::look(&self.pages[consumer]);
-        let entry = at::ENTRIES[(page.load(at::SELECTOR, RELAXED) & 1) as usize];
-        page.load(entry + at::POSITION, RELAXED)
+        let word = |offset: usize| self.pages[consumer][offset / 8].get();
+        let entry = at::ENTRIES[usize::from(word(at::SELECTOR) % 2 == 1)];
+        word(entry + at::POSITION)
     }
 
     fn slowest(&self) -> u64 {
@@ -121,13 +121,12 @@ impl Watch for DataWatch {
         };
         let slots_to = truth.largest_claim.max(located.end + g.slot());
         for slot in (located.end..slots_to).step_by(g.slot() as usize) {
+            let word = self.files.data[g.index(slot) / 8].get();
             assert_eq!(
-                data.load(g.index(slot), RELAXED),
-                0,
+                word, 0,
                 "rule 1: the slot at {slot} is not zero when the frame that ends at {} is published; largest claim ended \
                  at {}",
-                located.end,
-                truth.largest_claim
+                located.end, truth.largest_claim
             );
         }
         truth.position = located.end;
@@ -148,7 +147,7 @@ impl Watch for DataWatch {
     }
 }
 
-/// Checks the announcement and the marks after each store into the producer page.
+/// Checks the announcement against the marks.
 struct ControlWatch {
     files: Files,
     truth: Rc<RefCell<Truth>>,
@@ -157,7 +156,10 @@ struct ControlWatch {
 impl Watch for ControlWatch {
     fn before(&self, _offset: usize) {}
 
-    fn after(&self, _offset: usize) {
+    fn after(&self, offset: usize) {
+        if offset != layout::producer_page::ANNOUNCED {
+            return;
+        }
         let truth = self.truth.borrow();
         let (control, data) = (
             Files::look(&self.files.control),
@@ -198,7 +200,7 @@ impl World {
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let alignment = Alignment::ALL[rng.usize(..4)];
-        let capacity = alignment.capacity_min() << rng.u32(..2);
+        let capacity = alignment.capacity_min() << [0, 0, 0, 0, 1, 1, 1, 3][rng.usize(..8)];
         let geometry = Geometry::new(capacity, alignment, rng.bool()).unwrap();
         let consumers: Vec<Name> = (0..rng.usize(1..=3))
             .map(|c| format!("consumer{c}").parse().unwrap())
@@ -250,6 +252,51 @@ impl World {
         }
     }
 
+    /// Publishes and reads messages until the marks have gone round their table, so that a history meets old ones.
+    pub fn age(&mut self) {
+        self.attach_producer(&Fuel::new(Fuel::ENDLESS));
+        self.attach_consumers();
+        for _ in 0..layout::producer_page::MARKS_COUNT + self.rng.usize(..8) {
+            self.publish_something();
+            for consumer in 0..self.consumers.len() {
+                self.poll(consumer, usize::MAX);
+            }
+        }
+        self.producer = None;
+        self.consumers.fill_with(|| None);
+    }
+
+    /// Whether it holds more than a few frames, so that announcements and marks move in steps of several slots.
+    pub fn is_large(&self) -> bool {
+        self.geometry.capacity() >= 64 * self.geometry.slot()
+    }
+
+    /// The same ring with the same future, between two steps in which nobody is attached.
+    pub fn fork(&self) -> Self {
+        let copy = |words: &Words| words.iter().cloned().collect();
+        assert!(self.producer.is_none() && self.consumers.iter().all(Option::is_none));
+        Self {
+            files: Files {
+                control: copy(&self.files.control),
+                data: copy(&self.files.data),
+                pages: self.files.pages.iter().map(copy).collect(),
+            },
+            truth: Rc::new(RefCell::new(self.truth.borrow().clone())),
+            geometry: self.geometry,
+            rng: self.rng.clone(),
+            producer: None,
+            consumers: self.consumers.iter().map(|_| None).collect(),
+            clock_ns: self.clock_ns,
+            takeovers: self.takeovers,
+        }
+    }
+
+    fn attach_consumers(&mut self) {
+        for consumer in 0..self.consumers.len() {
+            self.attach_consumer(consumer, &Fuel::new(Fuel::ENDLESS));
+        }
+    }
+
     /// A random history of `steps`. The first producer dies after `stores` stores; later ones at random, or not. Returns
     /// how many stores the first producer made.
     pub fn run(&mut self, steps: usize, stores: u64) -> u64 {
@@ -290,8 +337,8 @@ impl World {
     }
 
     fn drain(&mut self) {
+        self.attach_consumers();
         for consumer in 0..self.consumers.len() {
-            self.attach_consumer(consumer, &Fuel::new(Fuel::ENDLESS));
             while self.poll(consumer, usize::MAX) > 0 {}
             let published = self.truth.borrow().published.len();
             let read = self.consumers[consumer].as_ref().unwrap().read;
@@ -580,6 +627,13 @@ impl World {
         let truth = Rc::clone(&self.truth);
         let before = self.files.stored(consumer);
         let process = self.consumers[consumer].as_mut().unwrap();
+        let nothing_held = {
+            let truth = self.truth.borrow();
+            process
+                .read
+                .checked_sub(1)
+                .is_none_or(|last| truth.published[last].end <= before)
+        };
         let read = &mut process.read;
         let count = process
             .reader
@@ -587,6 +641,13 @@ impl World {
             .expect("an honest ring can always be read");
         if count > 0 {
             assert_eq!(self.files.stored(consumer), before, "peek releases nothing");
+        } else if limit > 0 && nothing_held && !process.fuel.is_dead() {
+            let position = self.truth.borrow().position;
+            assert_eq!(
+                self.files.stored(consumer),
+                position,
+                "padding alone is released"
+            );
         }
     }
 
