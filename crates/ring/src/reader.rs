@@ -237,6 +237,12 @@ impl<M: Memory> Reader<M> {
         hold::point("ring.poll.after-release");
     }
 
+    /// The consumer's page.
+    #[cfg(any(loom, feature = "test-switches"))]
+    pub fn page(&self) -> &M {
+        &self.page
+    }
+
     /// The sequence of the last frame that was released.
     pub fn last_released(&self) -> Sequence {
         Sequence(self.released.next.wrapping_sub(1))

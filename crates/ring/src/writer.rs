@@ -41,6 +41,8 @@ const SCAN_ATTEMPTS: usize = 4;
 /// The same at takeover, when none is known yet. More often than a consumer can store one after the producer died.
 const FIRST_SCAN_ATTEMPTS: usize = 1 << 30;
 
+const WORD_BYTES: u64 = 8;
+
 /// The producer's half: claims, publishes, and keeps the slots behind the last frame zero.
 #[derive(Debug)]
 pub struct Writer<M> {
@@ -153,7 +155,8 @@ impl<M: Memory> Writer<M> {
         if writer.announced > writer.limit {
             return Err(writer.behind_announced());
         }
-        writer.zero(end.position, marks.announced);
+        // Not the word 0 that ends the walk: it is zero, and a living consumer is polling it.
+        writer.zero(end.position + WORD_BYTES, marks.announced);
         let died = writer.control.load(at::STATE, Ordering::Relaxed) == at::STATE_ATTACHED;
         writer
             .control

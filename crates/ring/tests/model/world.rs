@@ -9,7 +9,7 @@ use teeline_ring::{
     testing::{
         ConsumerView, Geometry, Kind, Marks, Memory, Reader, Writer,
         layout::{self, Descriptor, RoleKind},
-        locate, word0,
+        locate, walk, word0,
     },
 };
 use teeline_sync::atomic::Ordering;
@@ -256,7 +256,10 @@ impl World {
     pub fn age(&mut self) {
         self.attach_producer(&Fuel::new(Fuel::ENDLESS));
         self.attach_consumers();
-        for _ in 0..layout::producer_page::MARKS_COUNT + self.rng.usize(..8) {
+        // A mark that was stored second is the oldest when the table has gone round.
+        let table = layout::producer_page::MARKS + layout::producer_page::MARK_BYTES;
+        let second = |files: &Files| files.control[table / 8].get();
+        while second(&self.files) == 0 || second(&self.files) < self.geometry.capacity() * 2 {
             self.publish_something();
             for consumer in 0..self.consumers.len() {
                 self.poll(consumer, usize::MAX);
@@ -415,6 +418,25 @@ impl World {
                 truth.next,
                 "with the next sequence"
             );
+            if !fuel.is_dead() {
+                let (control, data) = (
+                    Files::look(&self.files.control),
+                    Files::look(&self.files.data),
+                );
+                let marks = Marks::read(&self.geometry, &control, &data, 1).unwrap();
+                let end = walk(
+                    &self.geometry,
+                    &data,
+                    marks.oldest().unwrap(),
+                    marks.announced,
+                    |_| {},
+                );
+                assert_eq!(
+                    end.unwrap().position,
+                    truth.position,
+                    "the past can be read"
+                );
+            }
             drop(truth);
             if !fuel.is_dead() {
                 self.producer = Some(ProducerProcess { writer, fuel });
