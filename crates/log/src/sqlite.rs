@@ -184,6 +184,21 @@ impl Database {
         Ok(database)
     }
 
+    /// Makes a database in memory alone, which ends with this value: for experiments in which a crash is simulated.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`].
+    pub fn in_memory(schema: &Schema<'_>) -> Result<Self, DatabaseError> {
+        let mut database = Self::connect(
+            Path::new(":memory:"),
+            schema,
+            OpenFlags::SQLITE_OPEN_READ_WRITE,
+        )?;
+        database.make_tables(schema)?;
+        Ok(database)
+    }
+
     /// The file.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -250,6 +265,18 @@ impl Database {
             Ok(connection) => Ok(Self { file, connection }),
             Err(source) => Err(file.error("open", source)),
         }
+    }
+
+    /// Makes an empty database one of this kind.
+    fn make_tables(&mut self, schema: &Schema<'_>) -> Result<(), DatabaseError> {
+        self.write("create", |tx| -> Result<(), Abort<DatabaseError>> {
+            for table in schema.tables {
+                tx.execute_batch(table)?;
+            }
+            tx.pragma_update(None, "application_id", schema.application_id)?;
+            tx.pragma_update(None, "user_version", schema.version)?;
+            Ok(())
+        })
     }
 
     /// Write-ahead log, synced at every commit, of bounded size.
@@ -368,14 +395,7 @@ fn fill(file: &Path, schema: &Schema<'_>, path: &Path) -> Result<(), DatabaseErr
     let mut database = Database::connect(file, schema, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     path.clone_into(&mut database.file.path);
     database.set_durable()?;
-    database.write("create", |tx| -> Result<(), Abort<DatabaseError>> {
-        for table in schema.tables {
-            tx.execute_batch(table)?;
-        }
-        tx.pragma_update(None, "application_id", schema.application_id)?;
-        tx.pragma_update(None, "user_version", schema.version)?;
-        Ok(())
-    })?;
+    database.make_tables(schema)?;
     let Database { file, connection } = database;
     connection
         .close()
