@@ -1,9 +1,13 @@
 //! From at-least-once delivery to exactly-once effects.
 //!
-//! [`store::sqlite::AtomicStore`] keeps a consumer's state and its next offset in one transaction of one database;
-//! [`positions::Positions`] is its first user.
+//! [`consumer::Consumer`] reads partitions from explicit offsets on. [`mode::Delivery`] hands what it reads to an
+//! application's [`mode::Handler`], in one of four [modes](mode::Mode), which differ in what a crash costs.
+//! [`store::sqlite::AtomicStore`] keeps the state, in the atomic mode together with the next offset in one transaction.
+//! [`positions::Positions`] is the first application.
 #![forbid(unsafe_code)]
 
+pub mod consumer;
 pub mod hook;
+pub mod mode;
 pub mod positions;
 pub mod store;

@@ -5,7 +5,8 @@ mod position;
 mod service;
 mod tables;
 
+pub use crate::consumer::Place;
 pub use fill::{FILL, FILL_BYTES_MAX, FILL_KEY_AT, Fill, FillError, LABEL_BYTES_MAX, Side};
 pub use position::{AccountPosition, Inexact};
-pub use service::{Place, Positions, PositionsError};
+pub use service::{Positions, PositionsError};
 pub use tables::{Hole, Missing, Snapshot};

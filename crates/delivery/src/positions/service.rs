@@ -1,15 +1,12 @@
 //! The service that keeps positions up to date with the fills of a topic.
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use rusqlite::Transaction;
-use teeline_core::{Name, Offset, Partition};
+use teeline_core::{Name, Offset};
 use teeline_log::{
-    Control, Log, ReadError, Reader, Record, Topic, TopicError,
-    groups::{CommitError, Groups},
+    Control, Log, ReadError, Record, TopicError,
+    groups::CommitError,
     sqlite::{Abort, DatabaseError},
 };
 
@@ -18,46 +15,30 @@ use super::{
     tables::{self, MODE, SCHEMA},
 };
 use crate::{
-    hook::{CrashHook, CrashPoint},
-    store::sqlite::{AtomicStore, Fenced, Ownership, PartitionProgress, StoreError},
+    consumer::{ConsumerError, Place},
+    hook::CrashHook,
+    mode::{Delivery, DeliveryError, Handler, Mode},
+    store::sqlite::{AtomicStore, Fenced, StoreError},
 };
 
 /// Adds the fills of a topic up to positions in a database, each exactly once, whatever is killed.
 ///
-/// State and next offset change in one transaction ([`AtomicStore`]); the offset is reported to the group afterwards,
+/// State and next offset change in one transaction ([`Mode::Atomic`]); the offset is reported to the group afterwards,
 /// for lag and retention. A control record that says what the log does not have becomes a [`Hole`] in the database.
 #[derive(Debug)]
 pub struct Positions {
-    store: AtomicStore,
-    groups: Groups,
-    group: Name,
-    topic: Topic,
-    partitions: Vec<OwnedPartition>,
-    #[cfg(feature = "test-switches")]
-    two_transactions: bool,
+    path: PathBuf,
+    delivery: Delivery<AddUp>,
 }
 
+/// What positions do with records.
 #[derive(Debug)]
-struct OwnedPartition {
-    ownership: Ownership,
-    reader: Reader,
-}
+struct AddUp;
 
 /// What a record means to positions.
 enum Change {
     Fill(Fill),
     Hole(Missing),
-}
-
-/// Where a record stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// The topic.
-    pub topic: Name,
-    /// The partition.
-    pub partition: Partition,
-    /// The offset.
-    pub offset: Offset,
 }
 
 /// Why positions cannot be opened, or cannot go on. Nothing of the batch at hand was applied, unless it says otherwise.
@@ -144,35 +125,15 @@ impl Positions {
         group: &Name,
         topic: &Name,
     ) -> Result<Self, PositionsError> {
-        let topic = log.topic(topic)?;
-        let mut store = AtomicStore::open(path, &SCHEMA, MODE, log.id())?;
-        // All that can be refused is refused before a claim would fence the owner of now.
-        refuse_older_log(path, &topic, &store.progress()?)?;
-        let groups = log.groups()?;
-        let mut partitions = Vec::new();
-        for partition in topic.partitions() {
-            let generation = groups.claim_generation(group, topic.name(), partition)?;
-            let ownership = store.claim(topic.name(), partition, generation)?;
-            // A crash may have come between the last transaction and its report.
-            report(&groups, group, &topic, &ownership)?;
-            let next = ownership.next();
-            let reader =
-                log.reader(&topic, partition, next)
-                    .map_err(|source| PositionsError::Read {
-                        place: Place::new(&topic, partition, next),
-                        source,
-                    })?;
-            partitions.push(OwnedPartition { ownership, reader });
+        log.topic(topic)?; // before a database is made for nothing
+        let store = AtomicStore::open(path, &SCHEMA, MODE, log.id())?;
+        match Delivery::open(Mode::Atomic, AddUp, store, log, group, topic) {
+            Ok(delivery) => Ok(Self {
+                path: path.to_owned(),
+                delivery,
+            }),
+            Err(error) => Err(PositionsError::of(error, path)),
         }
-        Ok(Self {
-            store,
-            groups,
-            group: group.clone(),
-            topic,
-            partitions,
-            #[cfg(feature = "test-switches")]
-            two_transactions: false,
-        })
     }
 
     /// Applies what is there: one batch of at most `limit` records per partition, each batch in one transaction. Returns
@@ -195,134 +156,63 @@ impl Positions {
         limit: usize,
         hook: &mut CrashHook<'_>,
     ) -> Result<usize, PositionsError> {
-        let mut applied = 0;
-        for index in 0..self.partitions.len() {
-            applied += self.run_batch(index, limit, hook)?;
-        }
-        Ok(applied)
+        self.delivery
+            .run_once(limit, hook)
+            .map_err(|error| PositionsError::of(error, &self.path))
     }
 
-    /// Breaks the one-transaction rule on purpose, to prove that an audit notices: commits the state first, the offset in
-    /// a second transaction. The hook's [`CrashPoint::BeforeCommit`] comes before each of the two.
+    /// Breaks the one-transaction rule on purpose: see [`Delivery::commit_in_two_transactions`].
     #[cfg(feature = "test-switches")]
     #[doc(hidden)]
     pub fn commit_in_two_transactions(&mut self) {
-        self.two_transactions = true;
+        self.delivery.commit_in_two_transactions();
+    }
+}
+
+impl PositionsError {
+    /// What stopped the positions at `path`.
+    fn of(error: DeliveryError<Self>, path: &Path) -> Self {
+        match error {
+            DeliveryError::Fenced(fenced) => Self::Fenced(fenced),
+            DeliveryError::Store(error) => Self::Store(error),
+            DeliveryError::Database(error) => Self::Database(error),
+            DeliveryError::Commit(error) => Self::Report(error),
+            DeliveryError::Topic(error) => Self::Topic(error),
+            DeliveryError::Handler(error) => error,
+            DeliveryError::Consumer(ConsumerError::AheadOfLog { place, end }) => Self::AheadOfLog {
+                path: path.to_owned(),
+                place,
+                end,
+            },
+            DeliveryError::Consumer(ConsumerError::BeforeStart { place, start }) => Self::Read {
+                source: ReadError::BeforeStart {
+                    asked: place.offset,
+                    start,
+                },
+                place,
+            },
+            DeliveryError::Consumer(ConsumerError::Read { place, source }) => {
+                Self::Read { place, source }
+            }
+        }
+    }
+}
+
+impl Handler for AddUp {
+    type Message = Change;
+    type Error = PositionsError;
+
+    fn read(&self, record: &Record<'_>, place: &Place) -> Result<Change, PositionsError> {
+        Change::read(record, place)
     }
 
-    fn run_batch(
+    fn apply(
         &mut self,
-        index: usize,
-        limit: usize,
-        hook: &mut CrashHook<'_>,
-    ) -> Result<usize, PositionsError> {
-        let OwnedPartition { ownership, reader } = &mut self.partitions[index];
-        let batch = read_batch(reader, ownership.next(), limit)?;
-        let Some((last, _)) = batch.last() else {
-            return Ok(0);
-        };
-        let next = Offset(last.offset.0 + 1);
-        let change = |tx: &Transaction<'_>| {
-            for (place, change) in &batch {
-                hook(CrashPoint::BeforeMessage(place.offset));
-                change.apply(tx, place)?;
-            }
-            hook(CrashPoint::BeforeCommit);
-            Ok::<_, Abort<PositionsError>>(())
-        };
-        #[cfg(feature = "test-switches")]
-        if self.two_transactions {
-            self.store.change_without_offset(change)?;
-            self.store.apply(ownership, next, |_| {
-                hook(CrashPoint::BeforeCommit);
-                Ok::<_, Abort<PositionsError>>(())
-            })?;
-            report(&self.groups, &self.group, &self.topic, ownership)?;
-            return Ok(batch.len());
-        }
-        self.store.apply(ownership, next, change)?;
-        report(&self.groups, &self.group, &self.topic, ownership)?;
-        Ok(batch.len())
-    }
-}
-
-/// Positions are never ahead of the log that they were computed from.
-fn refuse_older_log(
-    path: &Path,
-    topic: &Topic,
-    progress: &[PartitionProgress],
-) -> Result<(), PositionsError> {
-    for progress in progress.iter().filter(|p| p.topic == topic.name().as_str()) {
-        let place = Place::new(topic, progress.partition, progress.next);
-        match topic.end(progress.partition) {
-            Ok(end) if progress.next <= end => {}
-            Ok(end) => {
-                return Err(PositionsError::AheadOfLog {
-                    path: path.to_owned(),
-                    place,
-                    end,
-                });
-            }
-            Err(source) => return Err(PositionsError::Read { place, source }),
-        }
-    }
-    Ok(())
-}
-
-/// Reads up to `limit` records from `next` on. What cannot be read ends the batch before it, and is an error once nothing
-/// is left before it.
-fn read_batch(
-    reader: &mut Reader,
-    next: Offset,
-    limit: usize,
-) -> Result<Vec<(Place, Change)>, PositionsError> {
-    if reader.position() != next {
-        reader.seek(next); // a batch was read, and then failed
-    }
-    let (topic, partition) = (reader.topic().clone(), reader.partition());
-    let mut batch = Vec::new();
-    let mut refused = None;
-    let read = reader.poll(limit, |record| {
-        if refused.is_none() {
-            let place = Place::new(&topic, partition, record.offset);
-            match Change::read(record, &place) {
-                Ok(change) => batch.push((place, change)),
-                Err(error) => refused = Some(error),
-            }
-        }
-    });
-    match (batch.is_empty(), refused, read) {
-        (true, Some(error), _) => Err(error),
-        (true, None, Err(source)) => Err(PositionsError::Read {
-            place: Place::new(&topic, partition, next),
-            source,
-        }),
-        _ => Ok(batch),
-    }
-}
-
-fn report(
-    groups: &Groups,
-    group: &Name,
-    topic: &Topic,
-    ownership: &Ownership,
-) -> Result<(), CommitError> {
-    groups.commit(
-        group,
-        topic.name(),
-        ownership.partition(),
-        ownership.next(),
-        ownership.generation(),
-    )
-}
-
-impl Place {
-    fn new(topic: &Topic, partition: Partition, offset: Offset) -> Self {
-        Self {
-            topic: topic.name().clone(),
-            partition,
-            offset,
-        }
+        tx: &Transaction<'_>,
+        place: &Place,
+        change: &Change,
+    ) -> Result<(), Abort<PositionsError>> {
+        change.apply(tx, place)
     }
 }
 
@@ -381,22 +271,9 @@ impl Change {
     }
 }
 
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            topic,
-            partition,
-            offset,
-        } = self;
-        write!(
-            f,
-            "offset {offset} of partition {partition} of topic {topic}"
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use teeline_core::Partition;
     use teeline_log::{Headers, LogId};
 
     use super::*;

@@ -1,3 +1,4 @@
-//! Databases of consumers, in which state and next offset change together.
+//! Databases of consumers: how far a consumer is, and what it has applied, beside its state.
 
+pub mod identities;
 pub mod sqlite;

@@ -126,6 +126,16 @@ impl AtomicStore {
         }
     }
 
+    /// Makes a database in memory alone, which ends with this value: for experiments in which a crash is simulated.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`].
+    pub fn in_memory(schema: &Schema<'_>, log: LogId) -> Result<Self, DatabaseError> {
+        let database = with_progress(schema, Database::in_memory)?;
+        Ok(Self { database, log })
+    }
+
     /// Makes the caller the owner of a partition: first writes its `generation`, which fences all older ones, then reads
     /// where the state stands. A partition that the database does not know starts at offset 0.
     ///
@@ -198,13 +208,29 @@ impl AtomicStore {
         Ok(value)
     }
 
-    /// Breaks the one-transaction rule: changes the state and leaves the offset where it is.
-    #[cfg(feature = "test-switches")]
-    pub(crate) fn change_without_offset<T, E: From<DatabaseError>>(
+    /// Runs `body`, which changes the consumer's tables, in one transaction, and leaves the offset where it is: for modes
+    /// that keep their offset elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// What `body` returns; [`DatabaseError`].
+    pub fn change<T, E: From<DatabaseError>>(
         &mut self,
         body: impl FnOnce(&Transaction<'_>) -> Result<T, Abort<E>>,
     ) -> Result<T, E> {
-        self.database.write("apply a batch to", body)
+        self.database.write("change the state in", body)
+    }
+
+    /// Runs `body` in one read transaction: all that it reads is of one moment.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`].
+    pub fn read<T>(
+        &self,
+        body: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, DatabaseError> {
+        self.database.read("read", body)
     }
 
     /// How far the state is, by topic and partition.
