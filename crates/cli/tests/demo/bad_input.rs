@@ -193,14 +193,15 @@ fn a_full_shared_memory_is_refused() {
 fn a_full_disk_is_refused() {
     let disk = tempfile::tempdir().unwrap();
     let dir = disk.path().join("run");
-    for size in ["8k", "1m", "3m"] {
-        let Some(said) = with_small_file_system(
-            disk.path(),
-            size,
-            &["--count", "2000", "--dir", dir.to_str().unwrap()],
-        ) else {
+    let dir_text = dir.to_str().unwrap();
+    let args = [
+        "--count", "6000", "--rate", "6000", "--kills", "1", "--dir", dir_text,
+    ];
+    // Full at once, when the log is made, and in the middle.
+    for size in ["8k", "1m", "2m"] {
+        let Some(said) = with_small_file_system(disk.path(), size, &args) else {
             return;
         };
-        said.refused(&[dir.to_str().unwrap(), "space"]);
+        said.refused(&[dir_text, "space"]);
     }
 }
