@@ -125,8 +125,9 @@ impl DemoArgs {
             observer,
             Arc::clone(&stop),
         );
-        let run = conductor.run(|progress| bar.set_position(progress.positions))?;
+        let run = conductor.run(|progress| bar.set_position(progress.positions));
         bar.finish_and_clear();
+        let run = run?;
 
         let audit = Audit::of(&input, &run.rings, workplace.paths());
         let latency = Latency::measure(&gateway_page, &bridge_page, &placement)?;
