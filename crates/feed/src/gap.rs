@@ -51,6 +51,17 @@ impl<T: Clone> Gaps<T> {
         filled
     }
 
+    /// Cuts the range that begins at `first` in front of `at`; both parts keep the note.
+    pub(crate) fn cut(&mut self, first: u64, at: u64) {
+        if let Some((end, note)) = self.ranges.get_mut(&first)
+            && (first + 1..*end).contains(&at)
+        {
+            let rest = (*end, note.clone());
+            *end = at;
+            self.ranges.insert(at, rest);
+        }
+    }
+
     /// The ranges that have numbers in common with `range`.
     pub(crate) fn intersecting(&self, range: Range<u64>) -> impl Iterator<Item = (Range<u64>, &T)> {
         let before = self.ranges.range(..range.start).next_back();
@@ -62,8 +73,30 @@ impl<T: Clone> Gaps<T> {
             .filter(move |(missing, _)| missing.end > range.start && !range.is_empty())
     }
 
+    /// All ranges, from the lowest on, with their notes for changes.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Range<u64>, &mut T)> {
+        self.ranges
+            .iter_mut()
+            .map(|(first, (end, note))| (*first..*end, note))
+    }
+
+    /// The note of the range that begins at `first`.
+    pub(crate) fn note_mut(&mut self, first: u64) -> Option<&mut T> {
+        self.ranges.get_mut(&first).map(|(_, note)| note)
+    }
+
+    /// Makes the last range longer if it ends at `from` and `may` says so of its note; false if not.
+    pub(crate) fn extend_last(&mut self, from: u64, to: u64, may: impl FnOnce(&T) -> bool) -> bool {
+        match self.ranges.last_entry() {
+            Some(mut last) if last.get().0 == from && may(&last.get().1) => {
+                last.get_mut().0 = to;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// All ranges, from the lowest on.
-    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Range<u64>, &T)> {
         self.ranges
             .iter()
@@ -98,6 +131,22 @@ mod tests {
         assert_eq!(ranges(&gaps), [(10..11, 111), (35..40, 102)]);
         assert_eq!(gaps.fill(0..100, |_| ()), 6);
         assert_eq!(gaps.len(), 0);
+    }
+
+    #[test]
+    fn a_range_is_cut_in_two_and_only_inside() {
+        let mut gaps = Gaps::default();
+        gaps.open(10..20, 1);
+        for at in [5, 10, 20, 25] {
+            gaps.cut(10, at);
+            assert_eq!(gaps.len(), 1, "cut at {at}");
+        }
+        gaps.cut(10, 15);
+        assert_eq!(ranges(&gaps), [(10..15, 1), (15..20, 1)]);
+        assert!(gaps.extend_last(20, 22, |_| true));
+        assert!(!gaps.extend_last(23, 24, |_| true));
+        assert!(!gaps.extend_last(22, 24, |note| *note == 2));
+        assert_eq!(ranges(&gaps), [(10..15, 1), (15..22, 1)]);
     }
 
     #[test]

@@ -18,13 +18,33 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod arbiter;
 pub mod capture;
-
+#[cfg(feature = "test-switches")]
+pub mod faults;
 mod gap;
+mod publisher;
+mod receiver;
+mod reorder;
+mod rerequest;
+mod retransmit;
 mod session;
+mod stream;
+mod window;
 pub mod wire;
 
+pub use arbiter::LineStats;
+pub use publisher::{PublishError, Publisher, PublisherOptions, PublisherStats};
+pub use receiver::{
+    Event, Receiver, ReceiverOptions, ReceiverState, ReceiverStats, Sessions, Start,
+};
+pub use rerequest::{GapReason, RequestOptions};
+pub use retransmit::{
+    Answer, MessageStore, NotAPrefix, Prefix, Rate, RetransmitOptions, RetransmitServer,
+    RetransmitStats, Silence,
+};
 pub use session::{NotASession, Session};
+pub use window::Window;
 
 /// The seed of a random test: `TEELINE_SEED`, or one that is printed with the failure.
 #[cfg(test)]

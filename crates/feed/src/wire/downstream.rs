@@ -18,7 +18,7 @@ pub const MESSAGES_MAX: u16 = END_OF_SESSION - 1;
 const LENGTH_BYTES: usize = size_of::<u16>();
 
 /// A checked view of a downstream packet: all of its messages are there.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Downstream<'a> {
     header: Header,
     messages: Messages<'a>,
@@ -95,18 +95,18 @@ impl<'a> Downstream<'a> {
 
     /// What the packet carries.
     #[must_use]
-    pub const fn content(&self) -> Content<'a> {
+    pub fn content(&self) -> Content<'a> {
         match self.header.count {
             HEARTBEAT => Content::Heartbeat,
             END_OF_SESSION => Content::EndOfSession,
-            _ => Content::Messages(self.messages),
+            _ => Content::Messages(self.messages()),
         }
     }
 
     /// The packet's messages; none in a heartbeat or at the end of the session.
     #[must_use]
-    pub const fn messages(&self) -> Messages<'a> {
-        self.messages
+    pub fn messages(&self) -> Messages<'a> {
+        self.messages.clone()
     }
 
     /// What follows the last message; nothing, usually.
@@ -139,7 +139,7 @@ impl<'a> Downstream<'a> {
 }
 
 /// The messages of a checked packet, each with its number.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Messages<'a> {
     sequence: Sequence,
     left: u16,
@@ -209,6 +209,13 @@ impl Encoder {
         };
         self.bytes.clear();
         self.bytes.extend_from_slice(&self.header.to_bytes());
+    }
+
+    /// Puts a packet without messages in place of what was packed.
+    pub(crate) fn replace(&mut self, packet: [u8; HEADER_BYTES]) -> &[u8] {
+        self.bytes.clear();
+        self.bytes.extend_from_slice(&packet);
+        &self.bytes
     }
 
     /// Appends a message; false, and nothing changed, if the packet has no room for it.

@@ -1,6 +1,8 @@
 //! What several tests of the feed share.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod world;
+
 /// Bytes of a golden file: two hex digits each, `#` begins a comment, an empty line ends a packet.
 pub(crate) fn golden(text: &str) -> Vec<Vec<u8>> {
     let packet = |text: &str| -> Vec<u8> {

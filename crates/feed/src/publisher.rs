@@ -1,0 +1,245 @@
+//! The sending side of a session: numbers, packs, keeps what may be asked for again.
+
+use teeline_core::Sequence;
+
+use crate::{
+    Session, Window,
+    wire::{Downstream, Encoder},
+};
+
+/// How a publisher works.
+#[derive(Debug, Clone)]
+pub struct PublisherOptions {
+    /// Largest packet, in bytes of UDP payload.
+    pub packet_bytes_max: usize,
+    /// Longest silence before a heartbeat, in nanoseconds.
+    pub heartbeat_interval_ns: u64,
+    /// How long the end of the session is repeated, and requests are served, in nanoseconds.
+    pub linger_ns: u64,
+    /// Memory for the latest messages, in bytes.
+    pub window_bytes: usize,
+    /// Most messages there.
+    pub window_messages_max: usize,
+}
+
+impl Default for PublisherOptions {
+    fn default() -> Self {
+        Self {
+            // An Ethernet frame with a tunnel's headers to spare.
+            packet_bytes_max: 1_400,
+            // What the specification suggests.
+            heartbeat_interval_ns: 1_000_000_000,
+            // Receivers ask within milliseconds; operators look within a minute.
+            linger_ns: 30_000_000_000,
+            // Some seconds of a busy feed.
+            window_bytes: 16 << 20,
+            window_messages_max: 1 << 18,
+        }
+    }
+}
+
+/// Why a message was not published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PublishError {
+    /// It does not fit into a packet. Publish less at once, or configure larger packets.
+    #[error("message of {found} bytes is too large: a packet carries {max}")]
+    TooLarge {
+        /// Its length.
+        found: usize,
+        /// Most that a packet can carry.
+        max: usize,
+    },
+    /// The window is full of messages that were not sent yet: send, then try again.
+    #[error("{waiting} messages wait to be sent and fill the window")]
+    Full {
+        /// How many.
+        waiting: u64,
+    },
+    /// The session was ended.
+    #[error("the session was ended")]
+    Ended,
+}
+
+/// The sending side of one session. It is handed messages and the time, and hands back packets; both lines carry the
+/// same ones.
+///
+/// Messages are packed when they are sent: what is ready goes into one packet, and nobody waits for more.
+///
+/// ```
+/// use teeline_core::Sequence;
+/// use teeline_feed::{Publisher, PublisherOptions, wire::Downstream};
+///
+/// let mut publisher = Publisher::new("HDAAEUVB40".parse()?, Sequence(1), PublisherOptions::default());
+/// publisher.publish(b"first")?;
+/// publisher.publish(b"second")?;
+/// let packet = publisher.transmit(0).expect("messages are waiting");
+/// assert_eq!(Downstream::parse(packet)?.messages().len(), 2);
+/// assert!(publisher.transmit(0).is_none());
+/// assert_eq!(publisher.deadline(), 1_000_000_000); // a heartbeat
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Publisher {
+    session: Session,
+    options: PublisherOptions,
+    window: Window,
+    /// The next message to send.
+    unsent: Sequence,
+    packet: Encoder,
+    /// When a packet is due although no message is waiting.
+    heartbeat_due_ns: u64,
+    end: Option<End>,
+    stats: PublisherStats,
+}
+
+/// What a publisher sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PublisherStats {
+    /// Packets with messages.
+    pub packets: u64,
+    /// Messages.
+    pub messages: u64,
+    /// Packets that said what comes next.
+    pub heartbeats: u64,
+    /// Packets that ended the session.
+    pub ends: u64,
+}
+
+/// How far an ended session is.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    /// Messages come first.
+    Requested,
+    /// Since then receivers can know.
+    Said { until_ns: u64 },
+}
+
+impl Publisher {
+    /// Publishes in `session` from the number `next` on: 1 in a session that nobody used before, or one more than the
+    /// last that a durable record of the session has. A publisher without such a record must take a new session: numbers
+    /// that were sent once never mean another message.
+    #[must_use]
+    pub fn new(session: Session, next: Sequence, options: PublisherOptions) -> Self {
+        Self {
+            session,
+            window: Window::new(options.window_bytes, options.window_messages_max, next),
+            unsent: next,
+            packet: Encoder::new(session, next, options.packet_bytes_max),
+            heartbeat_due_ns: 0,
+            end: None,
+            stats: PublisherStats::default(),
+            options,
+        }
+    }
+
+    /// Numbers a message and keeps it until it is sent, and as long after that as there is room.
+    ///
+    /// # Errors
+    /// [`PublishError`]; no number was given then.
+    pub fn publish(&mut self, message: &[u8]) -> Result<Sequence, PublishError> {
+        if self.end.is_some() {
+            return Err(PublishError::Ended);
+        }
+        let max = Encoder::message_bytes_max(self.options.packet_bytes_max);
+        if message.len() > max {
+            return Err(PublishError::TooLarge {
+                found: message.len(),
+                max,
+            });
+        }
+        let sequence = self.window.next_sequence();
+        if self.window.push(message, self.unsent) {
+            Ok(sequence)
+        } else {
+            Err(PublishError::Full {
+                waiting: self.waiting(),
+            })
+        }
+    }
+
+    /// The next packet to send on every line; `None` when there is nothing to send before [`deadline`](Self::deadline).
+    pub fn transmit(&mut self, now_ns: u64) -> Option<&[u8]> {
+        if self.waiting() > 0 {
+            self.packet.restart(self.session, self.unsent);
+            while let Some(message) = self.window.get(self.packet.next_sequence())
+                && self.packet.push(message)
+            {}
+            self.unsent = self.packet.next_sequence();
+            self.stats.packets += 1;
+            self.stats.messages += u64::from(self.packet.count());
+            self.heartbeat_due_ns = now_ns + self.options.heartbeat_interval_ns;
+            return Some(self.packet.bytes());
+        }
+        match self.end {
+            Some(End::Requested) => {
+                let until_ns = now_ns + self.options.linger_ns;
+                self.end = Some(End::Said { until_ns });
+            }
+            Some(End::Said { until_ns }) if now_ns >= until_ns => return None,
+            _ if now_ns < self.heartbeat_due_ns => return None,
+            _ => {}
+        }
+        self.heartbeat_due_ns = now_ns + self.options.heartbeat_interval_ns;
+        let header = if self.end.is_some() {
+            self.stats.ends += 1;
+            Downstream::end_of_session(self.session, self.unsent)
+        } else {
+            self.stats.heartbeats += 1;
+            Downstream::heartbeat(self.session, self.unsent)
+        };
+        Some(self.packet.replace(header))
+    }
+
+    /// When to call [`transmit`](Self::transmit) again if nothing is published before.
+    #[must_use]
+    pub fn deadline(&self) -> u64 {
+        match self.end {
+            _ if self.waiting() > 0 => 0,
+            Some(End::Requested) => 0,
+            Some(End::Said { until_ns }) => until_ns.min(self.heartbeat_due_ns),
+            None => self.heartbeat_due_ns,
+        }
+    }
+
+    /// Ends the session: what is waiting is sent, then its end is said repeatedly while requests are served. An
+    /// operator's act, never a restart.
+    pub fn end(&mut self) {
+        self.end.get_or_insert(End::Requested);
+    }
+
+    /// Whether the session was ended and everybody had the time to ask for what is missing.
+    #[must_use]
+    pub fn is_finished(&self, now_ns: u64) -> bool {
+        matches!(self.end, Some(End::Said { until_ns }) if now_ns >= until_ns)
+    }
+
+    /// The session.
+    #[must_use]
+    pub const fn session(&self) -> Session {
+        self.session
+    }
+
+    /// The latest messages, sent or waiting.
+    #[must_use]
+    pub const fn window(&self) -> &Window {
+        &self.window
+    }
+
+    /// The number after the last message sent.
+    #[must_use]
+    pub const fn sent(&self) -> Sequence {
+        self.unsent
+    }
+
+    /// Messages published and not sent yet.
+    #[must_use]
+    pub fn waiting(&self) -> u64 {
+        self.window.next_sequence().0 - self.unsent.0
+    }
+
+    /// What was sent so far.
+    #[must_use]
+    pub const fn stats(&self) -> PublisherStats {
+        self.stats
+    }
+}
