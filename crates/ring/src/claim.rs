@@ -39,7 +39,7 @@ impl<'a> Claim<'a> {
         kind: MessageType,
     ) -> Self {
         let at = writer.payload_index(&reservation);
-        let payload = writer.data().stretch_mut(at, reservation.len());
+        let payload = writer.data().stretch_mut(at, reservation.room());
         Self {
             writer,
             clock,
@@ -52,7 +52,7 @@ impl<'a> Claim<'a> {
     /// Publishes the message, and returns the sequence that it got.
     #[inline]
     pub fn commit(self) -> Sequence {
-        let len = self.reservation.len();
+        let len = self.reservation.room();
         self.commit_short(len)
     }
 
@@ -98,7 +98,7 @@ impl DerefMut for Claim<'_> {
 impl fmt::Debug for Claim<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Claim")
-            .field("len", &self.reservation.len())
+            .field("len", &self.reservation.room())
             .field("kind", &self.kind)
             .finish_non_exhaustive()
     }

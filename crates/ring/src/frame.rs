@@ -1,7 +1,8 @@
 //! Frames: what a word 0 says, what a consumer is handed, and the checks in between.
-#![cfg_attr(
-    not(any(loom, feature = "test-switches")),
-    expect(unreachable_pub, reason = "reached by tests, through `testing`")
+#![allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    reason = "public to tests alone, through `testing`"
 )]
 
 use std::fmt;
@@ -65,9 +66,13 @@ pub enum Frame<'a> {
 /// What a word 0 says a frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
+    /// A message.
     Data(MessageType),
+    /// The rest of a lap in which the next frame had no room.
     Padding,
+    /// Messages that will not come.
     Gap,
+    /// Another life of a relayed source.
     Epoch,
 }
 
@@ -118,6 +123,7 @@ const fn split(word: u64) -> Option<(Kind, u64)> {
 /// A published frame whose header was checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Located {
+    /// What it is.
     pub kind: Kind,
     /// Position of its first byte.
     pub start: u64,

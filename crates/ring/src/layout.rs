@@ -2,10 +2,14 @@
 //!
 //! The table for people is [`docs/formats/ring.md`](crate::_format). All integers are little-endian, which is also how
 //! the words are accessed; reserved bytes are zero and are checked to be.
-#![cfg_attr(
-    not(any(loom, feature = "test-switches")),
-    expect(unreachable_pub, reason = "reached by tests, through `testing`")
+#![allow(
+    unreachable_pub,
+    missing_docs,
+    clippy::missing_errors_doc,
+    reason = "public to tests alone, through `testing`; every offset is a row of docs/formats/ring.md"
 )]
+
+use std::ops::{Range, RangeInclusive};
 
 use teeline_core::{
     Epoch, Name, Sequence, SourceId, SourceName, crc32c,
@@ -402,18 +406,19 @@ impl RoleKind {
     }
 
     /// Bytes of the body that are in use; the rest of the page is zero. Each is checked where it is read.
-    fn body_fields(self) -> &'static [std::ops::Range<usize>] {
-        const CONSUMER: [std::ops::Range<usize>; 3] = [
-            consumer_page::SELECTOR..consumer_page::SELECTOR + 8,
-            consumer_page::ENTRIES[0]..consumer_page::ENTRIES[1] + 16,
-            consumer_page::EVICTED..consumer_page::EVICTED + 8,
+    fn body_fields(self) -> impl Iterator<Item = Range<usize>> {
+        const CONSUMER: [(usize, usize); 3] = [
+            (consumer_page::SELECTOR, 8),
+            (consumer_page::ENTRIES[0], 32),
+            (consumer_page::EVICTED, 8),
         ];
-        const DOORBELL: [std::ops::Range<usize>; 1] = [doorbell::COUNTER..doorbell::COUNTER + 8];
-        match self {
+        const DOORBELL: [(usize, usize); 1] = [(doorbell::COUNTER, 8)];
+        let fields: &[(usize, usize)] = match self {
             Self::Producer => &[],
             Self::Consumer { .. } => &CONSUMER,
             Self::Doorbell => &DOORBELL,
-        }
+        };
+        fields.iter().map(|(from, len)| *from..from + len)
     }
 }
 
@@ -489,7 +494,7 @@ pub fn check_role(
 /// Checks what is fixed or reserved in the pages behind the descriptor. `pages` is the whole file `ring`.
 pub fn check_pages(pages: &[u8]) -> Result<(), Box<Damage>> {
     use producer_page as at;
-    let word = |part: Part, name: &str, offset: usize, known: std::ops::RangeInclusive<u64>| {
+    let word = |part: Part, name: &str, offset: usize, known: RangeInclusive<u64>| {
         let found = get_u64(pages, offset);
         if known.contains(&found) {
             return Ok(());
@@ -542,7 +547,7 @@ fn check_zero(
     bytes: &[u8],
     part: Part,
     page: usize,
-    range: std::ops::Range<usize>,
+    range: Range<usize>,
 ) -> Result<(), Box<Damage>> {
     let from = range.start;
     match bytes[range].iter().position(|byte| *byte != 0) {

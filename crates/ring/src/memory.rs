@@ -1,9 +1,6 @@
 //! The memory that the protocol runs over: mapped files in production; in tests a heap region that a model checker
 //! watches, or that drops everything after the k-th store, as a hard kill does.
-#![cfg_attr(
-    not(any(loom, feature = "test-switches")),
-    expect(unreachable_pub, reason = "reached by tests, through `testing`")
-)]
+#![allow(unreachable_pub, reason = "public to tests alone, through `testing`")]
 
 use teeline_sync::atomic::Ordering;
 
@@ -79,7 +76,10 @@ mod mapped {
 
         #[inline]
         fn word(&self, base: *mut u8, offset: usize) -> &AtomicU64 {
-            assert!(offset % 8 == 0, "a word at {offset} is not aligned");
+            assert!(
+                offset.is_multiple_of(8),
+                "a word at {offset} is not aligned"
+            );
             self.assert_inside(offset, 8);
             #[expect(
                 clippy::cast_ptr_alignment,

@@ -1,7 +1,8 @@
 //! What a dead producer leaves behind, and how the next one finds where to go on (rule 4: takeover).
-#![cfg_attr(
-    not(any(loom, feature = "test-switches")),
-    expect(unreachable_pub, reason = "reached by tests, through `testing`")
+#![allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    reason = "public to tests alone, through `testing`"
 )]
 
 use teeline_core::{Position, Sequence};
@@ -39,6 +40,7 @@ pub struct Mark {
 /// What the producer page says, checked as far as it can be by itself.
 #[derive(Debug, Clone)]
 pub struct Marks {
+    /// How far anything may have been written.
     pub announced: u64,
     /// The marks that count, oldest first; the start of the ring is one while it has not been written over.
     pub counted: Vec<Mark>,

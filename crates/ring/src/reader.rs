@@ -1,7 +1,8 @@
 //! The consumer's half of the protocol, over any memory.
-#![cfg_attr(
-    not(any(loom, feature = "test-switches")),
-    expect(unreachable_pub, reason = "reached by tests, through `testing`")
+#![allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    reason = "public to tests alone, through `testing`"
 )]
 
 use teeline_core::{Position, Sequence};
@@ -35,8 +36,11 @@ pub struct Reader<M> {
 /// What a consumer's page says that it has released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stored {
+    /// How many positions were stored.
     pub selector: u64,
+    /// Where the first frame lies that is not released.
     pub position: u64,
+    /// The last sequence that is.
     pub sequence: u64,
 }
 

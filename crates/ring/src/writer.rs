@@ -10,9 +10,10 @@
 //! All of these are positions on the alignment, and `position <= clear_to <= announced <= limit`, where `limit` is the
 //! slowest consumer's position plus the capacity. So a claim is a comparison with `announced`; everything else happens
 //! when that is reached, in coarse steps.
-#![cfg_attr(
-    not(any(loom, feature = "test-switches")),
-    expect(unreachable_pub, reason = "reached by tests, through `testing`")
+#![allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    reason = "public to tests alone, through `testing`"
 )]
 
 use std::sync::Arc;
@@ -85,8 +86,8 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Longest payload that it has room for.
-    pub fn len(&self) -> usize {
+    /// Longest payload that it has room for, in bytes.
+    pub fn room(&self) -> usize {
         self.len
     }
 }

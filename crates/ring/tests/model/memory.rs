@@ -6,28 +6,28 @@ use teeline_ring::testing::Memory;
 use teeline_sync::atomic::Ordering;
 
 /// The words themselves, shared by all processes of the model.
-pub type Words = Rc<[Cell<u64>]>;
+pub(crate) type Words = Rc<[Cell<u64>]>;
 
-pub fn words(bytes: usize) -> Words {
+pub(crate) fn words(bytes: usize) -> Words {
     (0..bytes / 8).map(|_| Cell::new(0)).collect()
 }
 
 /// The stores that a process has left to make before it is killed.
 #[derive(Debug, Clone)]
-pub struct Fuel(Rc<Cell<u64>>);
+pub(crate) struct Fuel(Rc<Cell<u64>>);
 
 impl Fuel {
-    pub const ENDLESS: u64 = u64::MAX;
+    pub(crate) const ENDLESS: u64 = u64::MAX;
 
-    pub fn new(stores: u64) -> Self {
+    pub(crate) fn new(stores: u64) -> Self {
         Self(Rc::new(Cell::new(stores)))
     }
 
-    pub fn left(&self) -> u64 {
+    pub(crate) fn left(&self) -> u64 {
         self.0.get()
     }
 
-    pub fn is_dead(&self) -> bool {
+    pub(crate) fn is_dead(&self) -> bool {
         self.0.get() == 0
     }
 
@@ -39,14 +39,14 @@ impl Fuel {
 }
 
 /// Sees every store that takes effect, before and after.
-pub trait Watch {
+pub(crate) trait Watch {
     fn before(&self, offset: usize);
     fn after(&self, offset: usize);
 }
 
 /// In which order a stretch is zeroed: nothing says that it is the ascending one.
 #[derive(Debug, Clone, Copy)]
-pub enum ZeroOrder {
+pub(crate) enum ZeroOrder {
     Up,
     Down,
     OddFirst,
@@ -54,7 +54,7 @@ pub enum ZeroOrder {
 
 /// One process's view of one file.
 #[derive(Clone)]
-pub struct View {
+pub(crate) struct View {
     words: Words,
     fuel: Fuel,
     zero_order: ZeroOrder,
@@ -62,7 +62,7 @@ pub struct View {
 }
 
 impl View {
-    pub fn new(words: &Words, fuel: &Fuel) -> Self {
+    pub(crate) fn new(words: &Words, fuel: &Fuel) -> Self {
         Self {
             words: Rc::clone(words),
             fuel: fuel.clone(),
@@ -71,12 +71,12 @@ impl View {
         }
     }
 
-    pub fn zeroing(mut self, order: ZeroOrder) -> Self {
+    pub(crate) fn zeroing(mut self, order: ZeroOrder) -> Self {
         self.zero_order = order;
         self
     }
 
-    pub fn watched(mut self, watch: Rc<dyn Watch>) -> Self {
+    pub(crate) fn watched(mut self, watch: Rc<dyn Watch>) -> Self {
         self.watch = Some(watch);
         self
     }

@@ -20,7 +20,7 @@ const RELAXED: Ordering = Ordering::Relaxed;
 
 /// What somebody published.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Content {
+pub(crate) enum Content {
     Message {
         kind: u16,
         payload: Vec<u8>,
@@ -184,7 +184,7 @@ struct ConsumerProcess {
     read: usize,
 }
 
-pub struct World {
+pub(crate) struct World {
     files: Files,
     truth: Rc<RefCell<Truth>>,
     geometry: Geometry,
@@ -192,12 +192,12 @@ pub struct World {
     producer: Option<ProducerProcess>,
     consumers: Vec<Option<ConsumerProcess>>,
     clock_ns: u64,
-    pub takeovers: u64,
+    pub(crate) takeovers: u64,
 }
 
 impl World {
     /// A ring of a random shape, over memory full of what looks like frames.
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let alignment = Alignment::ALL[rng.usize(..4)];
         let capacity = alignment.capacity_min() << [0, 0, 0, 0, 1, 1, 1, 3][rng.usize(..8)];
@@ -253,7 +253,7 @@ impl World {
     }
 
     /// Publishes and reads messages until the marks have gone round their table, so that a history meets old ones.
-    pub fn age(&mut self) {
+    pub(crate) fn age(&mut self) {
         self.attach_producer(&Fuel::new(Fuel::ENDLESS));
         self.attach_consumers();
         // A mark that was stored second is the oldest when the table has gone round.
@@ -270,12 +270,12 @@ impl World {
     }
 
     /// Whether it holds more than a few frames, so that announcements and marks move in steps of several slots.
-    pub fn is_large(&self) -> bool {
+    pub(crate) fn is_large(&self) -> bool {
         self.geometry.capacity() >= 64 * self.geometry.slot()
     }
 
     /// The same ring with the same future, between two steps in which nobody is attached.
-    pub fn fork(&self) -> Self {
+    pub(crate) fn fork(&self) -> Self {
         let copy = |words: &Words| words.iter().cloned().collect();
         assert!(self.producer.is_none() && self.consumers.iter().all(Option::is_none));
         Self {
@@ -302,7 +302,7 @@ impl World {
 
     /// A random history of `steps`. The first producer dies after `stores` stores; later ones at random, or not. Returns
     /// how many stores the first producer made.
-    pub fn run(&mut self, steps: usize, stores: u64) -> u64 {
+    pub(crate) fn run(&mut self, steps: usize, stores: u64) -> u64 {
         let first = Fuel::new(stores);
         self.attach_producer(&first);
         for _ in 0..steps {
