@@ -83,10 +83,18 @@ pub(crate) struct Conductor<'a> {
     has_moved: bool,
 }
 
-/// Why the loop ends.
-enum End {
-    Drained,
+/// Why a run does not come to its end.
+enum Stop {
+    /// Something is wrong that the audit should look at.
     GivenUp(String),
+    /// Nothing can be done in this environment, or the user wants no more.
+    Failed(Failure),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
 }
 
 impl<'a> Conductor<'a> {
@@ -125,15 +133,15 @@ impl<'a> Conductor<'a> {
         for role in Role::ALL {
             self.start(role)?;
         }
-        let end = self.drive(&mut on_progress)?;
-        let elapsed = Duration::from_nanos(SystemClock.monotonic_ns() - start_ns);
-        let mut given_up = match end {
-            End::Drained => {
-                self.end_all();
-                None
-            }
-            End::GivenUp(why) => Some(why),
+        let mut given_up = match self.drive(&mut on_progress) {
+            Ok(()) => None,
+            Err(Stop::GivenUp(why)) => Some(why),
+            Err(Stop::Failed(failure)) => return Err(failure),
         };
+        let elapsed = Duration::from_nanos(SystemClock.monotonic_ns() - start_ns);
+        if given_up.is_none() {
+            self.end_all();
+        }
         drop(self.processes);
         match RingRemains::read(&self.paths.ring(FILLS)) {
             Ok(ring) => self.rings.extend(ring),
@@ -151,51 +159,43 @@ impl<'a> Conductor<'a> {
         })
     }
 
-    fn drive(&mut self, on_progress: &mut impl FnMut(&Progress)) -> Result<End, Failure> {
+    /// Looks and interferes until everything is drained.
+    fn drive(&mut self, on_progress: &mut impl FnMut(&Progress)) -> Result<(), Stop> {
         let mut last_move = (Progress::default(), SystemClock.monotonic_ns());
         loop {
             if self.stop.load(Ordering::Relaxed) {
-                return Err(Failure::new(
-                    "interrupted: all processes ended, nothing kept",
-                ));
+                let interrupted = "interrupted: all processes ended, nothing kept";
+                return Err(Failure::new(interrupted).into());
             }
-            let progress = self.observer.look()?;
+            let progress = self.observer.look();
+            let progress = progress.map_err(|failure| Stop::GivenUp(failure.to_string()))?;
             on_progress(&progress);
-            if let Some(why) = self.find_ended()? {
-                return Ok(End::GivenUp(why));
-            }
+            self.find_ended()?;
             if self.last_order_asked_for && progress.is_drained(self.plan.facts) {
-                return Ok(End::Drained);
+                return Ok(());
             }
             let now_ns = SystemClock.monotonic_ns();
-            if progress != last_move.0 {
+            if progress == last_move.0 {
+                self.judge_standstill(now_ns - last_move.1, &progress)?;
+            } else {
                 last_move = (progress, now_ns);
                 self.has_moved = true;
-            } else if let Some(why) = self.judge_standstill(now_ns - last_move.1, &progress)? {
-                return Ok(End::GivenUp(why));
             }
-            if let Some(why) = self.interfere(&progress)? {
-                return Ok(End::GivenUp(why));
-            }
+            self.interfere(&progress)?;
             sleep(LOOK_INTERVAL);
         }
     }
 
-    /// Does what is due: kills, the loss of the rings, and, when all that is over, the last order. Returns why the run has
-    /// to be given up, if it has.
-    fn interfere(&mut self, progress: &Progress) -> Result<Option<String>, Failure> {
+    /// Does what is due: kills, the loss of the rings, and, when all that is over, the last order.
+    fn interfere(&mut self, progress: &Progress) -> Result<(), Stop> {
         for role in KILLED {
-            if self.is_due(role, progress)
-                && let Some(why) = self.kill_and_restart(role)?
-            {
-                return Ok(Some(why));
+            if self.is_due(role, progress) {
+                self.kill_and_restart(role)?;
             }
         }
         if self.lose_ring_at.is_some_and(|at| progress.gateway >= at) {
             self.lose_ring_at = None;
-            if let Some(why) = self.lose_rings()? {
-                return Ok(Some(why));
-            }
+            self.lose_rings()?;
         }
         let all_over =
             self.lose_ring_at.is_none() && self.schedules.values().all(Schedule::is_done);
@@ -203,7 +203,7 @@ impl<'a> Conductor<'a> {
             self.last_order_asked_for = true;
             self.process(Role::Strategy).send_word();
         }
-        Ok(None)
+        Ok(())
     }
 
     fn is_due(&mut self, role: Role, progress: &Progress) -> bool {
@@ -223,92 +223,80 @@ impl<'a> Conductor<'a> {
 
     /// Kills `role` and starts it again at once. Counts only when a living process was hit; work left there was, since
     /// the last order waits for this.
-    fn kill_and_restart(&mut self, role: Role) -> Result<Option<String>, Failure> {
+    fn kill_and_restart(&mut self, role: Role) -> Result<(), Stop> {
         if let Some(schedule) = self.schedules.get_mut(&role) {
             sleep(Duration::from_micros(schedule.delay_us()));
         }
         let status = self.process(role).kill()?;
         if status.signal() != Some(Signal::KILL.as_raw()) {
-            return self.judge_end(role, status).map(Some);
+            return Err(self.judge_end(role, status));
         }
         self.aim = self.aim.filter(|(aimed, _)| *aimed != role);
         self.schedules.entry(role).and_modify(Schedule::hit);
-        self.start(role)?;
-        Ok(None)
+        Ok(self.start(role)?)
     }
 
-    /// Does to everything that maps rings what a reboot does: kills it and takes the memory away. Returns why the run has to be
-    /// given up, if it has.
-    fn lose_rings(&mut self) -> Result<Option<String>, Failure> {
+    /// Does to everything that maps rings what a reboot does: kills it and takes the memory away.
+    fn lose_rings(&mut self) -> Result<(), Stop> {
         let map_rings = [Role::Strategy, Role::Gateway, Role::Bridge];
         for role in map_rings {
             self.process(role).kill()?;
         }
-        match RingRemains::read(&self.paths.ring(FILLS)) {
-            Ok(ring) => self.rings.extend(ring),
-            Err(failure) => return Ok(Some(failure.to_string())),
-        }
+        let remains = RingRemains::read(&self.paths.ring(FILLS));
+        let remains = remains.map_err(|failure| Stop::GivenUp(failure.to_string()))?;
+        self.rings.extend(remains);
         for ring in [ORDERS, FILLS] {
             let dir = self.paths.ring(ring);
             if dir.exists() {
-                fs::remove_dir_all(&dir)
-                    .context("remove the ring", &dir)
-                    .map_err(Failure::new)?;
+                let removed = fs::remove_dir_all(&dir);
+                let removed = removed.context("remove the ring", &dir);
+                removed.map_err(Failure::new)?;
             }
         }
         for role in map_rings {
             self.start(role)?;
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Looks for processes that ended by themselves. The strategy may, when its last order was asked for.
-    fn find_ended(&mut self) -> Result<Option<String>, Failure> {
+    fn find_ended(&mut self) -> Result<(), Stop> {
         for role in Role::ALL {
             let Some(status) = self.process(role).ended() else {
                 continue;
             };
-            if role == Role::Strategy && self.last_order_asked_for && status.success() {
-                continue;
+            let is_done = role == Role::Strategy && self.last_order_asked_for && status.success();
+            if !is_done {
+                return Err(self.judge_end(role, status));
             }
-            return self.judge_end(role, status).map(Some);
         }
-        Ok(None)
+        Ok(())
     }
 
     /// What it means that `role` ended by itself: an environment in which it cannot work, which shows before anything
     /// moves or on a full file system; or else a defect.
-    fn judge_end(&mut self, role: Role, status: ExitStatus) -> Result<String, Failure> {
-        let words = self
-            .process(role)
-            .last_words()
-            .unwrap_or_else(|| "it said nothing".to_owned());
+    fn judge_end(&mut self, role: Role, status: ExitStatus) -> Stop {
+        let words = self.process(role).last_words();
+        let words = words.unwrap_or_else(|| "it said nothing".to_owned());
         let name = role.name();
         let is_hostile = !self.has_moved || self.paths.is_full();
         if status.code() == Some(2) && is_hostile {
-            return Err(Failure::new(format!(
-                "the demo's {name} cannot go on: {words}"
-            )));
+            return Failure::new(format!("the demo's {name} cannot go on: {words}")).into();
         }
-        Ok(format!("the {name} ended by itself ({status}): {words}"))
+        Stop::GivenUp(format!("the {name} ended by itself ({status}): {words}"))
     }
 
     /// What it means that nothing has moved for `still_ns`: an environment in which the bridge cannot store, or, after a
     /// long time, a defect.
-    fn judge_standstill(
-        &mut self,
-        still_ns: u64,
-        progress: &Progress,
-    ) -> Result<Option<String>, Failure> {
+    fn judge_standstill(&mut self, still_ns: u64, progress: &Progress) -> Result<(), Stop> {
         if still_ns > BLOCKED_LIMIT_NS
             && let Some(why) = self.process(Role::Bridge).blocked()
         {
-            return Err(Failure::new(format!(
-                "the demo's bridge cannot go on: {why}"
-            )));
+            let why = format!("the demo's bridge cannot go on: {why}");
+            return Err(Failure::new(why).into());
         }
         if still_ns < STALL_LIMIT_NS {
-            return Ok(None);
+            return Ok(());
         }
         let Progress {
             gateway,
@@ -317,7 +305,7 @@ impl<'a> Conductor<'a> {
             ..
         } = progress;
         let seconds = STALL_LIMIT_NS / 1_000_000_000;
-        Ok(Some(format!(
+        Err(Stop::GivenUp(format!(
             "nothing moved for {seconds} s, with {gateway} orders filled, {bridge} fills in the log and {positions} in the positions"
         )))
     }
