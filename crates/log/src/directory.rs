@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use teeline_core::{Epoch, Name, Offset, Partition, SourceName};
 
 use crate::{
-    AppendError, DiskStorage, LastStored, Progress, ReadError, Reader, ResumeError, ResumePoint, Succession,
-    Topic, TopicConfig, Writer, WriterError, format,
+    AppendError, DiskStorage, LastStored, Progress, ReadError, Reader, ResumeError, ResumePoint,
+    Succession, Topic, TopicConfig, Writer, WriterError, format,
     storage::{Access, LockError, Storage, StorageError},
     topic::{self, Env},
     writer,

@@ -73,7 +73,7 @@ struct Shared {
     changed: Condvar,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct World {
     random: u64,
     now_ns: u64,
@@ -91,13 +91,13 @@ struct World {
     capacity: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Node {
     File(FileNode),
     Dir(DirNode),
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct FileNode {
     /// What processes see.
     cache: Vec<u8>,
@@ -107,21 +107,21 @@ struct FileNode {
     pending: Vec<Pending>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Pending {
     Len(usize),
     Write { at: usize, bytes: Vec<u8> },
     Store { at: usize, value: u64 },
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct DirNode {
     names: BTreeMap<String, usize>,
     durable: BTreeMap<String, usize>,
     pending: Vec<DirChange>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum DirChange {
     Link(String, usize),
     Unlink(String),
@@ -428,6 +428,21 @@ impl FakeDisk {
 
     fn world(&self) -> MutexGuard<'_, World> {
         self.shared.lock()
+    }
+
+    /// A second machine that is in every way like this one, except that nobody lives there.
+    #[must_use]
+    pub fn fork(&self) -> Self {
+        let mut world = self.world().clone();
+        for pid in world.living.clone() {
+            world.die(pid);
+        }
+        Self {
+            shared: Arc::new(Shared {
+                world: Mutex::new(world),
+                changed: Condvar::new(),
+            }),
+        }
     }
 
     /// Starts a process.

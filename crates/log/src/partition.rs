@@ -168,9 +168,8 @@ impl Partition {
             what: flaw.to_string(),
         })?;
         // Without a snapshot the log itself is still readable.
-        let (start, producers) =
-            recovery::scan_start(recovery::read_snapshots(storage, &self.dir)?)
-                .unwrap_or((state.recovery, Producers::default()));
+        let (start, producers) = recovery::scan_start(storage, &self.dir)?
+            .unwrap_or((state.recovery, Producers::default()));
         Ok(recovery::scan(
             storage,
             &self.dir,
@@ -204,18 +203,18 @@ impl Partition {
         let mut slot = self.appender();
         let appender = match &mut *slot {
             Some(appender) => appender,
-            empty => empty.insert(self.open_appender(Reopen::No)?),
+            empty => empty.insert(self.open_appender()?),
         };
         appender.locked(f)
     }
 
-    fn open_appender(&self, reopen: Reopen) -> Result<Appender, AppendError> {
+    fn open_appender(&self) -> Result<Appender, AppendError> {
         if self.env.options.access == Access::Read {
             return Err(AppendError::ReadOnly {
                 root: self.env.root.clone(),
             });
         }
-        Appender::open(&self.env, &self.dir, &self.config, self.number, reopen)
+        Appender::open(&self.env, &self.dir, &self.config, self.number)
     }
 
     /// Opens the partition for appending if it is not, and reports what was found when it was opened.
@@ -223,16 +222,16 @@ impl Partition {
         let mut slot = self.appender();
         let appender = match &mut *slot {
             Some(appender) => appender,
-            empty => empty.insert(self.open_appender(Reopen::No)?),
+            empty => empty.insert(self.open_appender()?),
         };
         Ok(appender.report.clone())
     }
 
-    /// Opens the partition anew, whether or not it was stopped.
+    /// Opens the partition anew, after a failed sync too.
     pub(crate) fn reopen(&self) -> Result<RecoveryReport, AppendError> {
         let mut slot = self.appender();
         *slot = None;
-        let appender = slot.insert(self.open_appender(Reopen::Yes)?);
+        let appender = slot.insert(self.open_appender()?);
         Ok(appender.report.clone())
     }
 
@@ -278,15 +277,6 @@ impl Partition {
         *slot = None;
         closed
     }
-}
-
-/// Whether an opening forgets what was written and not synced before a failed sync.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reopen {
-    /// Refuse while the partition is stopped.
-    No,
-    /// Roll back to what was durable.
-    Yes,
 }
 
 /// Checks a batch as far as that needs no look at the partition.
@@ -369,19 +359,12 @@ impl Appender {
         dir: &Path,
         config: &TopicConfig,
         number: Number,
-        reopen: Reopen,
     ) -> Result<Self, AppendError> {
         let storage = &*env.storage;
         let lock = storage.lock_file(&recovery::lock_path(dir))?;
         acquire(&*lock, env.options.patience, dir)?;
         // From here on an error drops the lock, and so gives it up.
         let page = open_page(storage, dir)?;
-        if reopen == Reopen::No && is_current(&*page, storage) && page.load(Word::Stopped) != 0 {
-            return Err(AppendError::Stopped {
-                path: dir.to_owned(),
-                source: None,
-            });
-        }
         let state = read_state(storage, dir)?;
         let mut appender = Self {
             env: Arc::clone(env),
@@ -500,15 +483,19 @@ impl Appender {
         Ok(())
     }
 
-    /// Finds out everything anew from the files, and recovers if whoever was here before did not finish.
+    /// Finds out everything anew from the files, and recovers if whoever was here before did not finish. After a failed
+    /// sync this is the reopening: what was not durable is forgotten.
     fn reload(&mut self) -> Result<(), AppendError> {
         let env = Arc::clone(&self.env);
         let storage = &*env.storage;
         let dir = self.dir.clone();
         self.active = None;
-        self.refresh_state()?;
         let current = is_current(&*self.page, storage);
         let stopped = current && self.page.load(Word::Stopped) != 0;
+        if stopped {
+            self.state_file.drop_cached()?;
+        }
+        self.refresh_state()?;
         let page_end = Offset(self.page.load(Word::End));
         let page_durable = Offset(self.page.load(Word::Durable));
         // `durable` is stored after the sync and only grows, so that it holds even if it is of an earlier boot.
@@ -519,20 +506,13 @@ impl Appender {
         } else {
             self.state.durable
         };
-        let snapshots = recovery::read_snapshots(storage, &dir)?;
         let (start, producers) =
-            recovery::scan_start(snapshots).map_err(|flaw| AppendError::Unreadable {
+            recovery::scan_start(storage, &dir)?.map_err(|flaw| AppendError::Unreadable {
                 path: dir.clone(),
                 what: format!("no snapshot of producers can be read: {flaw}"),
             })?;
         if stopped {
-            for base in segment::list(storage, &dir)? {
-                if base >= start.segment {
-                    storage
-                        .open(&segment::log_path(&dir, base), Access::Read)?
-                        .drop_cached()?;
-                }
-            }
+            self.forget_unsynced(start.segment, known)?;
         }
         let found = recovery::scan(
             storage,
@@ -581,6 +561,21 @@ impl Appender {
             self.found_page(answered_end.max(found.end.offset))?;
         }
         self.recover(&found, answered_end)
+    }
+
+    /// After a failed sync the page cache and the names in the directory are not to be believed: removes the segments
+    /// that hold nothing durable, and drops what is cached of the others from `first` on.
+    fn forget_unsynced(&self, first: Offset, durable: Offset) -> Result<(), StorageError> {
+        let storage = &*self.env.storage;
+        for base in segment::list(storage, &self.dir)? {
+            let path = segment::log_path(&self.dir, base);
+            if base > first && base >= durable {
+                storage.remove(&path)?;
+            } else if base >= first {
+                storage.open(&path, Access::Read)?.drop_cached()?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes the page count for this boot, marked dirty.
@@ -744,13 +739,16 @@ impl Appender {
         let paths = recovery::snapshot_paths(&self.dir);
         let taken =
             recovery::read_snapshots(&*env.storage, &self.dir)?.map(|snapshot| match snapshot {
-                Some(Ok((cursor, _))) => Some(cursor.offset),
+                Some(Ok((cursor, _))) => Some(cursor),
                 _ => None,
             });
-        if !taken.contains(&Some(self.end.offset)) {
-            let [a, b] = &paths;
-            // A missing or damaged one is the first to be replaced.
-            let path = if taken[0] <= taken[1] { a } else { b };
+        if !taken.contains(&Some(self.end)) {
+            let offset = |cursor: &Option<Cursor>| cursor.map(|cursor| cursor.offset);
+            let [a, b] = taken.each_ref().map(offset);
+            // One of the same offset at another place is out of date. A missing or damaged one comes before the older.
+            let first = a == Some(self.end.offset) || b != Some(self.end.offset) && a <= b;
+            let [path_a, path_b] = &paths;
+            let path = if first { path_a } else { path_b };
             let bytes = snapshot::encode(&self.end, &self.producers.entries());
             env.storage
                 .replace(path, &bytes)

@@ -83,21 +83,30 @@ pub(crate) fn read_snapshots(storage: &dyn Storage, dir: &Path) -> Result<[Snaps
     Ok([read(&a)?, read(&b)?])
 }
 
-/// Where a scan begins: the older of the readable snapshots, so that what lies between the two is verified once more.
-/// Fails with the flaw of one of them if neither can be read.
-pub(crate) fn scan_start(snapshots: [SnapshotFile; 2]) -> Result<(Cursor, Producers), Flaw> {
-    let missing = || {
-        Err(Flaw::Short {
-            need: snapshot::HEADER_BYTES,
-            have: 0,
-        })
+/// Where a scan begins: the older of the usable snapshots, so that what lies between the two is verified once more. One
+/// whose segment is not there is ahead of the log, and not usable. Fails with the flaw of one of them if neither is.
+pub(crate) fn scan_start(
+    storage: &dyn Storage,
+    dir: &Path,
+) -> Result<Result<(Cursor, Producers), Flaw>> {
+    let segments = segment::list(storage, dir)?;
+    let usable = |snapshot: SnapshotFile| match snapshot? {
+        Ok((cursor, _)) if !segments.contains(&cursor.segment) => Some(Err(Flaw::Field {
+            field: "segment",
+            value: cursor.segment.0,
+        })),
+        other => Some(other),
     };
-    match snapshots {
+    let missing = Flaw::Short {
+        need: snapshot::HEADER_BYTES,
+        have: 0,
+    };
+    Ok(match read_snapshots(storage, dir)?.map(usable) {
         [Some(Ok(a)), Some(Ok(b))] => Ok(if a.0.offset <= b.0.offset { a } else { b }),
         [Some(Ok(one)), _] | [_, Some(Ok(one))] => Ok(one),
         [Some(Err(flaw)), _] | [_, Some(Err(flaw))] => Err(flaw),
-        [None, None] => missing(),
-    }
+        [None, None] => Err(missing),
+    })
 }
 
 /// What a scan found.

@@ -378,7 +378,7 @@ impl Topic {
     }
 
     /// Opens the partition anew after a failed sync: keeps what was durable, forgets the rest (also who had stored
-    /// it), and reads back from the device.
+    /// it), and reads back from the device. Opening the log anew, in this or another process, does the same.
     ///
     /// # Errors
     /// As an append.

@@ -235,7 +235,9 @@ fn read_slot(log: &Log, source: &SourceName) -> Result<Option<Slot>, ResumeError
 pub(crate) fn sources(log: &Log) -> Result<Vec<(SourceName, Progress)>, ResumeError> {
     let mut sources = Vec::new();
     for name in log.storage().list(&log.sources_dir())? {
-        let source = name.strip_suffix(".progress").and_then(|name| name.parse().ok());
+        let source = name
+            .strip_suffix(".progress")
+            .and_then(|name| name.parse().ok());
         let Some(source) = source else { continue };
         if let Some(slot) = read_slot(log, &source)? {
             sources.push((source, slot.progress));
