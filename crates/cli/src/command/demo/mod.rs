@@ -45,6 +45,10 @@ pub(crate) use roles::RoleArgs;
 /// How long the last order is on its way when no rate is given.
 const DURATION_DEFAULT_S: u64 = 3;
 
+/// When the first order is due, in nanoseconds from the start: the processes are up by then, on a machine that is not
+/// busy.
+const START_DELAY_NS: u64 = 100_000_000;
+
 /// Bytes that a fill takes in the log, about.
 const STORED_BYTES: usize = 160;
 
@@ -177,7 +181,7 @@ impl DemoArgs {
         });
         Pace {
             rate,
-            start_ns: SystemClock.monotonic_ns(),
+            start_ns: SystemClock.monotonic_ns() + START_DELAY_NS,
         }
     }
 }

@@ -51,13 +51,16 @@ impl Report<'_> {
         out.line("           a ring in            a ring in       4 partitions       a database")?;
         out.line("         shared memory        shared memory")?;
         out.line("")?;
-        let kills: Vec<_> = run
-            .kills
-            .iter()
-            .map(|(role, kills)| format!("{} {kills} times", role.name()))
-            .collect();
-        out.line("Each of the four is a process. While they worked they were killed with SIGKILL, at random moments, and")?;
-        out.line(format_args!("started again: {}.", kills.join(", ")))?;
+        if run.kills.values().all(|kills| *kills == 0) {
+            out.line("Each of the four is a process. None was killed.")?;
+        } else {
+            let kills = run.kills.iter();
+            let kills: Vec<_> = kills
+                .map(|(role, kills)| format!("{} {}", role.name(), times(*kills)))
+                .collect();
+            out.line("Each of the four is a process. While they worked they were killed with SIGKILL, at random moments, and")?;
+            out.line(format_args!("started again: {}.", kills.join(", ")))?;
+        }
         if self.lose_ring {
             out.line("In the middle both rings were lost, as in a reboot: the gateway asked the log where it had been, and")?;
             out.line("went on in a new epoch.")?;
@@ -244,6 +247,15 @@ fn examples(count: &Count) -> String {
     format!("execution ids {}{more}", ids.join(", "))
 }
 
+/// How often, in words.
+fn times(count: u32) -> String {
+    match count {
+        1 => "once".to_owned(),
+        2 => "twice".to_owned(),
+        _ => format!("{count} times"),
+    }
+}
+
 /// A time in the unit that suits it.
 fn time(ns: u64) -> String {
     match ns {
@@ -268,13 +280,17 @@ fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{grouped, time};
+    use super::{grouped, time, times};
 
     #[test]
     fn numbers_read_well() {
         assert_eq!(
             [0, 999, 1_000, 1_234_567].map(grouped),
             ["0", "999", "1,000", "1,234,567"]
+        );
+        assert_eq!(
+            [0, 1, 2, 3].map(times),
+            ["0 times", "once", "twice", "3 times"]
         );
         assert_eq!(
             [372, 12_345, 5_400_000].map(time),
