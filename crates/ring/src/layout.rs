@@ -1,6 +1,6 @@
 //! The bytes of a ring: every offset once, with an assertion, and the checks of what stands there.
 //!
-//! The table for people is [`docs/formats/ring.md`](crate::_format). All integers are little-endian, which is also how
+//! The tables for people are in [`format`](crate::format). All integers are little-endian, which is also how
 //! the words are accessed; reserved bytes are zero and are checked to be.
 #![allow(
     unreachable_pub,

@@ -49,6 +49,9 @@ mod frame;
 mod hold;
 #[cfg(not(loom))]
 pub mod inspect;
+/// The files of a ring, byte for byte.
+#[doc = include_str!("../../../docs/formats/ring.md")]
+pub mod format {}
 mod layout;
 mod memory;
 mod ownership;
