@@ -1,6 +1,10 @@
 //! A line that misbehaves as lines do, replayable from a seed.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, io, ops::Range, time::Duration};
+
+use teeline_core::time::Clock;
+
+use crate::{Path, Transport};
 
 /// What a line does to packets. The default does nothing to them.
 #[derive(Debug, Clone, Default)]
@@ -132,5 +136,68 @@ impl FaultyLine {
     fn deliver_at(&mut self, at_ns: u64, packet: &[u8]) {
         self.serial += 1;
         self.under_way.insert((at_ns, self.serial), packet.to_vec());
+    }
+}
+
+/// A transport whose lines lose, repeat, delay and reorder what comes in on them. What is sent goes through unharmed.
+#[derive(Debug)]
+pub struct Faulty<T, C> {
+    inner: T,
+    lines: Vec<FaultyLine>,
+    clock: C,
+}
+
+impl<T: Transport, C: Clock> Faulty<T, C> {
+    /// Puts a faulty line behind each line of `inner`.
+    pub fn new(inner: T, lines: Vec<FaultyLine>, clock: C) -> Self {
+        Self {
+            inner,
+            lines,
+            clock,
+        }
+    }
+
+    /// The transport behind the faults.
+    pub const fn inner(&mut self) -> &mut T {
+        &mut self.inner
+    }
+
+    /// What each line did.
+    pub fn stats(&self) -> impl Iterator<Item = FaultStats> {
+        self.lines.iter().map(FaultyLine::stats)
+    }
+}
+
+impl<T: Transport, C: Clock> Transport for Faulty<T, C> {
+    fn send(&mut self, path: Path, packet: &[u8]) -> io::Result<()> {
+        self.inner.send(path, packet)
+    }
+
+    fn receive(&mut self, limit: usize, each: &mut dyn FnMut(Path, &[u8])) -> io::Result<usize> {
+        let now_ns = self.clock.monotonic_ns();
+        let lines = &mut self.lines;
+        let mut received = 0;
+        self.inner.receive(limit, &mut |path, packet| match path {
+            Path::Line(line) => lines[line].send(now_ns, packet),
+            Path::Peer(_) => {
+                received += 1;
+                each(path, packet);
+            }
+        })?;
+        for (at, line) in lines.iter_mut().enumerate() {
+            while let Some(packet) = line.receive(now_ns) {
+                received += 1;
+                each(Path::Line(at), &packet);
+            }
+        }
+        Ok(received)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> io::Result<()> {
+        let due = self.lines.iter().filter_map(FaultyLine::deadline).min();
+        let until_due = due.map_or(timeout, |due| {
+            Duration::from_nanos(due.saturating_sub(self.clock.monotonic_ns()))
+        });
+        self.inner.wait(timeout.min(until_due))
     }
 }

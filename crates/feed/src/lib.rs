@@ -20,9 +20,12 @@
 
 mod arbiter;
 pub mod capture;
+pub mod driver;
 #[cfg(feature = "test-switches")]
 pub mod faults;
 mod gap;
+mod numbering;
+mod publication;
 mod publisher;
 mod receiver;
 mod reorder;
@@ -30,10 +33,14 @@ mod rerequest;
 mod retransmit;
 mod session;
 mod stream;
+mod subscription;
+mod transport;
 mod window;
 pub mod wire;
 
 pub use arbiter::LineStats;
+pub use numbering::{Numbering, NumberingError};
+pub use publication::{NoStore, Publication, SendStats};
 pub use publisher::{PublishError, Publisher, PublisherOptions, PublisherStats};
 pub use receiver::{
     Event, Receiver, ReceiverOptions, ReceiverState, ReceiverStats, Sessions, Start,
@@ -44,6 +51,8 @@ pub use retransmit::{
     RetransmitStats, Silence,
 };
 pub use session::{NotASession, Session};
+pub use subscription::Subscription;
+pub use transport::{Path, Transport};
 pub use window::Window;
 
 /// The seed of a random test: `TEELINE_SEED`, or one that is printed with the failure.

@@ -64,6 +64,8 @@ pub struct ReceiverOptions {
     pub start: Start,
     /// Which sessions to follow.
     pub sessions: Sessions,
+    /// Sessions that are never followed: those that this host publishes to the same group.
+    pub ignored_sessions: Vec<Session>,
     /// Packets in a row of a session that orders behind the current one before it is followed
     /// ([`Sessions::Growing`]), unless the current one has ended.
     pub session_packets_min: usize,
@@ -91,6 +93,7 @@ impl Default for ReceiverOptions {
             servers: 0,
             start: Start::Now,
             sessions: Sessions::Follow,
+            ignored_sessions: Vec::new(),
             session_packets_min: 4,
             session_silence_ns: 2_500_000_000,
             // A request's round trip of a busy feed: 64 ms at a million messages per second.
@@ -478,6 +481,9 @@ impl Receiver {
 
     /// Whether a session that is not open may be followed.
     fn may_follow(&self, session: Session) -> bool {
+        if self.options.ignored_sessions.contains(&session) {
+            return false;
+        }
         let growing = |current: &Stream| session > current.session;
         match self.options.sessions {
             Sessions::Only(only) => session == only,

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    io,
+    fmt, io,
     net::{IpAddr, SocketAddr},
     ops::Range,
     str::FromStr,
@@ -71,6 +71,12 @@ impl Prefix {
             _ => return false,
         };
         shared >= self.bits
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.bits)
     }
 }
 
