@@ -126,6 +126,11 @@ macro_rules! layout {
             use crate::format::Field;
             $($(#[$doc])* pub(crate) const $name: Field<$number> = Field::at($at);)*
         }
+        /// Name, start and end of each field, for comparison with the byte table.
+        #[cfg(test)]
+        pub(crate) const FIELDS: &[(&str, usize, usize)] = &[
+            $((stringify!($name), $at, $at + size_of::<$number>()),)*
+        ];
         const _: () = {
             let mut next = 0;
             $(
@@ -198,6 +203,70 @@ pub(crate) fn check_sum(bytes: &[u8], checksum: &Field<u32>) -> Result<(), Flaw>
 /// The next multiple of eight: batches and records begin on one.
 pub(crate) const fn align8(len: usize) -> usize {
     len.next_multiple_of(8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{batch, index, progress, record, snapshot, state, watermark};
+
+    /// The byte tables in the documents are the layouts that the code uses.
+    #[test]
+    fn the_documents_say_what_the_code_does() {
+        let structures = [
+            (
+                "batch",
+                include_str!("../../../docs/formats/log/batch.md"),
+                vec![batch::FIELDS],
+            ),
+            (
+                "record",
+                include_str!("../../../docs/formats/log/record.md"),
+                vec![record::FIELDS],
+            ),
+            (
+                "index",
+                include_str!("../../../docs/formats/log/index.md"),
+                vec![index::FIELDS],
+            ),
+            (
+                "snapshot",
+                include_str!("../../../docs/formats/log/snapshot.md"),
+                vec![snapshot::FIELDS, snapshot::entry::FIELDS],
+            ),
+            (
+                "state",
+                include_str!("../../../docs/formats/log/state.md"),
+                vec![state::FIELDS],
+            ),
+            (
+                "watermark",
+                include_str!("../../../docs/formats/log/watermark.md"),
+                vec![watermark::FIELDS],
+            ),
+            (
+                "progress",
+                include_str!("../../../docs/formats/log/progress.md"),
+                vec![progress::FIELDS],
+            ),
+        ];
+        for (name, document, layouts) in structures {
+            let rows: Vec<_> = document.lines().filter_map(row).collect();
+            let fields: Vec<_> = layouts
+                .into_iter()
+                .flatten()
+                .map(|(name, start, end)| (name.to_lowercase(), *start, *end))
+                .collect();
+            assert_eq!(rows, fields, "docs/formats/log/{name}.md");
+        }
+    }
+
+    /// Field, start and end of a table row such as "| 0..4 | `magic` | …".
+    fn row(line: &str) -> Option<(String, usize, usize)> {
+        let mut cells = line.strip_prefix('|')?.split('|').map(str::trim);
+        let (start, end) = cells.next()?.split_once("..")?;
+        let name = cells.next()?.trim_matches('`');
+        Some((name.to_owned(), start.parse().ok()?, end.parse().ok()?))
+    }
 }
 
 #[cfg(test)]

@@ -49,6 +49,8 @@ pub(crate) struct SegmentReader {
     base: Offset,
     file: Arc<dyn StorageFile>,
     buffer: Vec<u8>,
+    /// How much of the buffer was read, and from where.
+    filled: usize,
     buffer_pos: u64,
     read_bytes: usize,
 }
@@ -65,6 +67,7 @@ impl SegmentReader {
             base,
             file: storage.open(&log_path(dir, base), Access::Read)?,
             buffer: Vec::new(),
+            filled: 0,
             buffer_pos: 0,
             read_bytes: READ_BYTES_MIN,
         })
@@ -84,29 +87,30 @@ impl SegmentReader {
 
     /// Forgets what was read ahead: bytes behind the end may have been written since.
     pub(crate) fn forget(&mut self) {
-        self.buffer.clear();
+        self.filled = 0;
         self.read_bytes = READ_BYTES_MIN;
     }
 
     /// The bytes from `pos` on: `len` of them, or fewer at the end of the file.
     pub(crate) fn bytes(&mut self, pos: u64, len: usize) -> Result<&[u8]> {
-        let within = |this: &Self| {
-            let skip = usize::try_from(pos.checked_sub(this.buffer_pos)?).ok()?;
-            (skip + len <= this.buffer.len()).then_some(skip)
-        };
-        let skip = match within(self) {
+        let skip = pos
+            .checked_sub(self.buffer_pos)
+            .and_then(|skip| usize::try_from(skip).ok());
+        let skip = match skip.filter(|skip| skip + len <= self.filled) {
             Some(skip) => skip,
             None => {
                 let want = len.max(self.read_bytes);
                 self.read_bytes = (self.read_bytes * 2).min(READ_BYTES_MAX);
-                self.buffer.resize(want, 0);
-                let count = self.file.read_at(pos, &mut self.buffer)?;
-                self.buffer.truncate(count);
+                if self.buffer.len() < want {
+                    self.buffer = vec![0; want];
+                }
+                let place = self.buffer.get_mut(..want).unwrap_or_default();
+                self.filled = self.file.read_at(pos, place)?;
                 self.buffer_pos = pos;
                 0
             }
         };
-        let end = (skip + len).min(self.buffer.len());
+        let end = (skip + len).min(self.filled);
         Ok(self.buffer.get(skip..end).unwrap_or_default())
     }
 
@@ -137,7 +141,7 @@ impl SegmentReader {
         let mut pos = pos.next_multiple_of(8);
         let end = self.length()?;
         while pos < end {
-            let chunk = self.bytes(pos, READ_BYTES_MAX)?;
+            let chunk = self.bytes(pos, chunk_bytes(end - pos))?;
             let magic = batch::MAGIC.to_le_bytes();
             let found = chunk.chunks(8).position(|word| word.starts_with(&magic));
             let Some(words) = found else {
@@ -162,10 +166,7 @@ impl SegmentReader {
         let mut found: Option<Range<u64>> = None;
         let mut at = pos;
         while at < end {
-            let want = usize::try_from(end - at)
-                .unwrap_or(READ_BYTES_MAX)
-                .min(READ_BYTES_MAX);
-            let chunk = self.bytes(at, want)?;
+            let chunk = self.bytes(at, chunk_bytes(end - at))?;
             if chunk.is_empty() {
                 break;
             }
@@ -179,6 +180,13 @@ impl SegmentReader {
         }
         Ok(found)
     }
+}
+
+/// How much of `left` bytes to look at at once.
+fn chunk_bytes(left: u64) -> usize {
+    usize::try_from(left)
+        .unwrap_or(READ_BYTES_MAX)
+        .min(READ_BYTES_MAX)
 }
 
 /// Walks through a partition batch by batch, checking that each follows the one before.

@@ -1,23 +1,4 @@
-//! The batch: unit of append, of checksum and of recovery, all or nothing.
-//!
-//! | bytes  | field          | meaning                                                                         |
-//! |--------|----------------|---------------------------------------------------------------------------------|
-//! | 0..4   | `magic`        | `TLBA`                                                                          |
-//! | 4..6   | `version`      | 1                                                                               |
-//! | 6..8   | `flags`        | bit 0: rewritten by compaction (its `previous` is then not compared); rest zero |
-//! | 8..12  | `length`       | bytes of the batch with this header, a multiple of 8                            |
-//! | 12..16 | `checksum`     | CRC-32C of the whole batch, this field taken as zero                            |
-//! | 16..24 | `base_offset`  | offset of the first record                                                      |
-//! | 24..28 | `count`        | records in the batch                                                            |
-//! | 28..32 | `span`         | offsets that the batch covers; more than `count` only after compaction          |
-//! | 32..40 | `term`         | grows with every recovery of the partition                                      |
-//! | 40..48 | `durable`      | every record below this offset was synced when the batch was written            |
-//! | 48..56 | `time_max_ns`  | largest append time in the batch, nanoseconds since the Unix epoch              |
-//! | 56..60 | `previous`     | `checksum` of the batch before this one; 0 in front of the first                |
-//! | 60..64 | `reserved`     | zero                                                                            |
-//!
-//! The records follow, each padded with zeros to a multiple of 8. `base_offset` is the end of the batch before, unless
-//! the first record is a `Lost` record, whose range then closes the difference.
+#![doc = include_str!("../../../../docs/formats/log/batch.md")]
 
 use teeline_core::Offset;
 

@@ -1,17 +1,4 @@
-//! The sparse index of a segment: where a batch begins, by offset and by time. Always rebuildable from the segment,
-//! never synced before it is sealed, and never believed: a reader checks the batch that an entry points to.
-//!
-//! The file is a row of entries, in the order of the segment:
-//!
-//! | bytes  | field         | meaning                                                            |
-//! |--------|---------------|--------------------------------------------------------------------|
-//! | 0..4   | `magic`       | `TLIX`                                                             |
-//! | 4..6   | `version`     | 1                                                                  |
-//! | 6..8   | `reserved`    | zero                                                               |
-//! | 8..16  | `offset`      | base offset of a batch                                             |
-//! | 16..24 | `time_max_ns` | largest append time in the segment up to and including that batch  |
-//! | 24..28 | `file_pos`    | where the batch begins in the segment                              |
-//! | 28..32 | `checksum`    | CRC-32C of the entry, this field taken as zero                     |
+#![doc = include_str!("../../../../docs/formats/log/index.md")]
 
 use teeline_core::Offset;
 

@@ -1,21 +1,4 @@
-//! The progress of a source's writer: `sources/NAME.progress`. Two slots, 4,096 bytes apart, written in turn as in
-//! [`state`](super::state), each synced before the next.
-//!
-//! | bytes    | field       | meaning                                                          |
-//! |----------|-------------|------------------------------------------------------------------|
-//! | 0..4     | `magic`     | `TLPR`                                                           |
-//! | 4..6     | `version`   | 1                                                                |
-//! | 6..8     | `flags`     | bit 0: the end of this epoch was witnessed; rest zero            |
-//! | 8..16    | `number`    | grows with every write                                           |
-//! | 16..24   | `source`    | XXH3-64 of the name                                              |
-//! | 24..32   | `epoch`     | the epoch that these numbers are of                              |
-//! | 32..40   | `through`   | every sequence up to and including this one is accounted for     |
-//! | 40..48   | `routed`    | of these: stored in at least one topic                           |
-//! | 48..56   | `skipped`   | of these: left out by rule                                       |
-//! | 56..64   | `duplicate` | of these: already stored when they came                          |
-//! | 64..72   | `lost`      | of these: lost before the log, and reported by gap records       |
-//! | 72..76   | `reserved`  | zero                                                             |
-//! | 76..80   | `checksum`  | CRC-32C of the slot, this field taken as zero                    |
+#![doc = include_str!("../../../../docs/formats/log/progress.md")]
 
 use teeline_core::{Epoch, Sequence, SourceId};
 

@@ -1,26 +1,4 @@
-//! The record: one entry of a batch.
-//!
-//! | bytes  | field            | meaning                                                                     |
-//! |--------|------------------|-----------------------------------------------------------------------------|
-//! | 0..4   | `length`         | bytes of the record with this header, without padding                       |
-//! | 4..8   | `checksum`       | CRC-32C of the record, this field taken as zero                             |
-//! | 8..10  | `flags`          | bits 0–1: 0 data, 1 gap, 2 lost; bit 2: has an identity; bit 3: has a key; bit 4: tombstone (no value); rest zero |
-//! | 10..12 | `kind`           | the application's message type                                              |
-//! | 12..16 | `offset_delta`   | offset minus the batch's base offset                                        |
-//! | 16..20 | `schema_id`      | which schema the value follows; 0 = none named                              |
-//! | 20..22 | `schema_version` | which version of it                                                         |
-//! | 22..24 | `headers_bytes`  | length of the headers                                                       |
-//! | 24..28 | `key_bytes`      | length of the key                                                           |
-//! | 28..32 | `reserved`       | zero                                                                        |
-//! | 32..40 | `append_time_ns` | when the record was appended, nanoseconds since the Unix epoch              |
-//! | 40..48 | `source`         | XXH3-64 of the source's name; zero without identity                         |
-//! | 48..56 | `epoch`          | life of the source; zero without identity                                   |
-//! | 56..64 | `sequence`       | number within (source, epoch); zero without identity                        |
-//!
-//! Headers, key and value follow in this order. A header is a u16 name length, a u16 value length, the name (UTF-8)
-//! and the value. The value of a control record is two u64, `first` and `last`, inclusive: sequences of its source
-//! that were never published (gap; its own sequence is `last`), or offsets that may have been answered and are gone
-//! (lost; no identity).
+#![doc = include_str!("../../../../docs/formats/log/record.md")]
 
 use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
 

@@ -1,28 +1,4 @@
-//! The snapshot of producers: what the partition knew of each source as of a durable offset. Two files, `a` and `b`,
-//! are written in turn, so that one always stands.
-//!
-//! | bytes  | field       | meaning                                                             |
-//! |--------|-------------|---------------------------------------------------------------------|
-//! | 0..4   | `magic`     | `TLSN`                                                              |
-//! | 4..6   | `version`   | 1                                                                   |
-//! | 6..8   | `reserved`  | zero                                                                |
-//! | 8..12  | `checksum`  | CRC-32C of the whole file, this field taken as zero                 |
-//! | 12..16 | `count`     | entries                                                             |
-//! | 16..24 | `offset`    | every record below is covered, none from here on                    |
-//! | 24..32 | `segment`   | base offset of the segment in which `offset` begins or will begin   |
-//! | 32..36 | `file_pos`  | where, in that segment                                              |
-//! | 36..40 | `previous`  | checksum of the batch in front of it; 0 if there is none            |
-//! | 40..48 | `term`      | term of that batch                                                  |
-//!
-//! An entry per source follows, ordered by source:
-//!
-//! | bytes  | field      | meaning                                                              |
-//! |--------|------------|----------------------------------------------------------------------|
-//! | 0..8   | `source`   | XXH3-64 of the name                                                  |
-//! | 8..16  | `epoch`    | its latest epoch                                                     |
-//! | 16..24 | `sequence` | the last sequence stored in this partition                           |
-//! | 24..32 | `digest`   | XXH3-64 of that record, see [`Encoded::digest`](super::record::Encoded::digest) |
-//! | 32..40 | `offset`   | that record's offset                                                 |
+#![doc = include_str!("../../../../docs/formats/log/snapshot.md")]
 
 use teeline_core::{Epoch, Offset, Sequence, SourceId};
 

@@ -1,23 +1,4 @@
-//! The `state` file of a partition: what must not be forgotten between lives. Two slots, 4,096 bytes apart so that no
-//! torn sector takes both, written in turn: slot `number % 2`. The valid slot with the larger number counts.
-//!
-//! | bytes   | field           | meaning                                                                     |
-//! |---------|-----------------|-----------------------------------------------------------------------------|
-//! | 0..4    | `magic`         | `TLST`                                                                      |
-//! | 4..6    | `version`       | 1                                                                           |
-//! | 6..8    | `flags`         | bit 0: closed cleanly, everything up to `recovery_offset` and nothing behind it; rest zero |
-//! | 8..16   | `number`        | grows with every write                                                      |
-//! | 16..24  | `ceiling`       | no offset from here on was ever answered without being durable              |
-//! | 24..32  | `term`          | grows with every recovery                                                   |
-//! | 32..40  | `durable`       | every record below this offset was synced                                   |
-//! | 40..48  | `log_start`     | first offset kept                                                           |
-//! | 48..56  | `recovery_offset` | recovery point: below it the log was verified                             |
-//! | 56..64  | `recovery_segment` | base offset of the segment it lies in                                    |
-//! | 64..68  | `recovery_file_pos` | where, in that segment                                                  |
-//! | 68..72  | `recovery_previous` | checksum of the batch in front of it                                    |
-//! | 72..80  | `recovery_term` | term of that batch                                                          |
-//! | 80..84  | `reserved`      | zero                                                                        |
-//! | 84..88  | `checksum`      | CRC-32C of the slot, this field taken as zero                               |
+#![doc = include_str!("../../../../docs/formats/log/state.md")]
 
 use teeline_core::Offset;
 

@@ -1,21 +1,4 @@
-//! The watermark page of a partition: one page that all processes share, and what tailing readers look at. Only the
-//! holder of the partition's lock stores into it. It is never synced and carries no checksum, since its words change
-//! one at a time; it counts only while `boot` names the running system, and is made anew by the first to lock the
-//! partition after a reboot. (`durable` only grows and is stored after the sync, so any value of it found later still
-//! holds.)
-//!
-//! | bytes  | field       | meaning                                                                        |
-//! |--------|-------------|--------------------------------------------------------------------------------|
-//! | 0..8   | `magic`     | `TLWM`, then the version 1 as a u32                                            |
-//! | 8..16  | `boot`      | which boot of the system the page belongs to; 0 = none                         |
-//! | 16..24 | `term`      | term of the partition                                                          |
-//! | 24..32 | `end`       | offset that the next record gets; everything below is written                  |
-//! | 32..40 | `durable`   | every record below is synced                                                   |
-//! | 40..48 | `dirty`     | 1 from before the first byte of an append until `end` covers it                |
-//! | 48..56 | `stopped`   | 1 after a failed sync until the partition is reopened                          |
-//! | 56..64 | `log_start` | first offset kept                                                              |
-//! | 64..72 | `state_number` | `number` of the newest slot in `state`                                      |
-//! | 72..80 | `wake`      | low 32 bits: wake counter, which sleeping readers wait on                      |
+#![doc = include_str!("../../../../docs/formats/log/watermark.md")]
 
 use super::{VERSION, layout};
 
