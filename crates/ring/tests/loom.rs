@@ -8,6 +8,10 @@
 //! What it cannot see: more preemptions than the bound, more than a few frames, load buffering, and sequentially
 //! consistent fences (there are none here). Kills at every store are the model test's; here they are made at some, with
 //! the other side running.
+//!
+//! Weakened on purpose once, each of these was noticed: word 0 stored relaxed, or loaded relaxed; the consumer's position
+//! and selector stored relaxed; the position loaded relaxed; an entry believed without looking at the selector again;
+//! takeover zeroing the word 0 that a living consumer polls.
 #![cfg(loom)]
 #![expect(unsafe_code, reason = "loom hands out a cell's content as a pointer")]
 
