@@ -1,7 +1,6 @@
-//! The structures on disk, one file each: byte table, codec, version. All numbers are little-endian.
+#![doc = include_str!("../../../docs/formats/log.md")]
 //!
-//! Every structure begins with a magic number and a version and carries a CRC-32C (except the watermark page, whose
-//! words change one at a time). What is read is input: decoders check everything and answer with a [`Flaw`].
+//! In the code: one module per structure. What is read is input: decoders check everything and answer with a [`Flaw`].
 
 use std::{fmt, marker::PhantomData};
 

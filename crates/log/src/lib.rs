@@ -1,6 +1,31 @@
 //! A durable partitioned log in one directory, appended to and read by many processes of a host, with no server.
 //!
-//! The byte tables are in [`mod@format`].
+//! Records of a source carry its identity (source, epoch, sequence). A number that the source has stored in a partition
+//! is not stored there again, whatever crashed in between; what an answer promises is the topic's [`Durability`].
+//!
+//! ```
+//! use teeline_core::{Epoch, Offset, Partition, Sequence};
+//! use teeline_log::{Answer, Log, LogOptions, NewRecord, Succession, TopicConfig};
+//!
+//! # let dir = tempfile::tempdir()?;
+//! # let options = LogOptions { any_filesystem: true, ..LogOptions::default() };
+//! let log = Log::open_or_create(dir.path().join("log"), &options)?;
+//! let fills = log.create_topic(&"fills".parse()?, &TopicConfig::default())?;
+//! let mut writer = log.writer(&"gw1.fills".parse()?, Epoch(1), Succession::AfterDrain)?;
+//! let record = NewRecord::data(Sequence(1), 7, Some(b"account-7"), b"a fill");
+//! let first = writer.append(&fills, Partition(0), &[record])?;
+//! let again = writer.append(&fills, Partition(0), &[record])?;
+//! assert_eq!(first.answers, [Answer::Stored { partition: Partition(0), offset: Offset(0) }]);
+//! assert_eq!(again.answers, [Answer::Duplicate { offset: Some(Offset(0)) }]);
+//!
+//! let mut reader = log.reader(&fills, Partition(0), Offset(0))?;
+//! reader.poll(100, |record| assert_eq!(record.value, b"a fill"))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! What it does not do yet: retention, compaction, repair of damage, group commit across threads.
+//!
+//! The files are described in [`mod@format`].
 #![forbid(unsafe_code)]
 
 mod append;

@@ -19,7 +19,7 @@ use crate::{
     TopicConfig,
     format::{
         batch::{self, BATCH_BYTES_MAX, Builder, Header},
-        record::{Control, Fields},
+        record::{self, Control, Fields},
         snapshot::{self, Cursor},
         state::State,
         watermark::{self, Word},
@@ -498,10 +498,9 @@ impl Appender {
         self.refresh_state()?;
         let page_end = Offset(self.page.load(Word::End));
         let page_durable = Offset(self.page.load(Word::Durable));
-        // `durable` is stored after the sync and only grows, so that it holds even if it is of an earlier boot.
-        let page_counts =
-            self.page.load(Word::Magic) == watermark::MAGIC && page_durable <= page_end;
-        let known = if page_counts {
+        let known = if vouches(page_durable, page_end, &self.state)
+            && self.page.load(Word::Magic) == watermark::MAGIC
+        {
             page_durable.max(self.state.durable)
         } else {
             self.state.durable
@@ -971,6 +970,13 @@ impl Appender {
         }
         self.write_state()
     }
+}
+
+/// Whether the page's word on what is durable counts, even if it is of an earlier boot: it is stored after the sync and
+/// only grows. But a page is never synced, so that it may hold anything; then it is most likely out of all proportion.
+fn vouches(durable: Offset, end: Offset, state: &State) -> bool {
+    const RECORDS_MAX: u64 = SCAN_BYTES_MAX / record::HEADER_BYTES as u64;
+    durable <= end && durable.0 <= state.recovery.offset.0.saturating_add(RECORDS_MAX)
 }
 
 fn acquire(lock: &dyn LockFile, patience: Duration, dir: &Path) -> Result<(), AppendError> {
