@@ -8,6 +8,7 @@ use crate::{
     command::{
         bridge::BridgeVerb,
         demo::{DemoArgs, RoleArgs},
+        feed::FeedVerb,
         log::LogVerb,
         ring::RingVerb,
     },
@@ -38,6 +39,9 @@ enum Verb {
     /// Tee rings into the log.
     #[command(subcommand)]
     Bridge(BridgeVerb),
+    /// Market data over multicast (MoldUDP64), and captures of it.
+    #[command(subcommand)]
+    Feed(FeedVerb),
     /// Be one process of the demo, which starts it.
     #[command(hide = true)]
     DemoRole(RoleArgs),
@@ -61,6 +65,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Verb::Ring(verb) => verb.run(&mut out),
         Verb::Log(verb) => verb.run(&mut out),
         Verb::Bridge(verb) => verb.run(&mut out),
+        Verb::Feed(verb) => verb.run(&mut out),
         Verb::DemoRole(role) => role.run(),
     };
     Answer::exit(answer)

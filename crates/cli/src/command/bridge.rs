@@ -1,25 +1,25 @@
 //! `teeline bridge`: tee rings into the log.
 
 use std::{
-    io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
 };
 
 use clap::Subcommand;
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use teeline_bridge::{Bridge, BridgeConfig, BridgeEvent, config::EXAMPLE};
 use teeline_core::{
     SourceName,
     recorder::{NoRecorder, Recorder},
 };
 use teeline_latency::CoreRecorder;
-use teeline_sync::atomic::AtomicBool;
 
 #[cfg(feature = "test-switches")]
 use crate::command::demo::Rule;
-use crate::output::{Answer, Failure, Output, complain};
+use crate::{
+    command::signals::stop_on_signals,
+    output::{Answer, Failure, Output, complain},
+};
 
 /// The verbs of `teeline bridge`.
 #[derive(Debug, Subcommand)]
@@ -49,8 +49,7 @@ impl BridgeVerb {
                 "--latency-page takes the latencies of one source, and the configuration has several: run a bridge for each",
             ));
         }
-        let stop = stop_on_signals()
-            .map_err(|error| Failure::new(format_args!("cannot listen to signals: {error}")))?;
+        let stop = stop_on_signals()?;
         let bridge = Bridge::open(config).map_err(Failure::new)?;
         #[cfg(feature = "test-switches")]
         let bridge = match Rule::broken() {
@@ -81,17 +80,6 @@ fn recorder(latency_page: Option<&str>) -> Box<dyn Recorder> {
             Box::new(NoRecorder)
         }
     }
-}
-
-/// A flag that the first SIGTERM or SIGINT sets; the second ends the process.
-fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        // In this order: the second signal finds the flag that the first has set.
-        signal_hook::flag::register_conditional_shutdown(signal, 2, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
-    Ok(stop)
 }
 
 fn print(event: &BridgeEvent, out: &mut Output) -> Result<(), Failure> {

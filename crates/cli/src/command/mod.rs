@@ -3,5 +3,7 @@
 pub(crate) mod bridge;
 pub(crate) mod bytes;
 pub(crate) mod demo;
+pub(crate) mod feed;
 pub(crate) mod log;
 pub(crate) mod ring;
+pub(crate) mod signals;

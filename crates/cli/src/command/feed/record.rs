@@ -1,0 +1,105 @@
+//! `teeline feed record`: lines into a capture.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::Args;
+use serde::Serialize;
+use teeline_core::time::Clock;
+use teeline_feed::{
+    Path as Way, Transport,
+    capture::{PcapWriter, Resolution},
+    driver::UdpTransport,
+};
+use teeline_os::SystemClock;
+use teeline_sync::atomic::Ordering;
+
+use super::{file, lines::LinesArgs};
+use crate::{
+    command::signals::stop_on_signals,
+    output::{Answer, Failure, Output},
+};
+
+/// Longest sleep while nothing comes in: how soon a signal is noticed.
+const NAP: Duration = Duration::from_millis(50);
+
+/// Datagrams taken in one turn.
+const DATAGRAMS_PER_TURN: usize = 256;
+
+#[derive(Debug, Args)]
+pub(crate) struct RecordArgs {
+    /// The capture to write, a pcap file with nanoseconds.
+    capture: PathBuf,
+    #[command(flatten)]
+    lines: LinesArgs,
+    /// Stop after so many packets.
+    #[arg(long, value_name = "COUNT")]
+    packets: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct RecordedLine {
+    packets: u64,
+    kernel_drops: u64,
+}
+
+impl RecordArgs {
+    pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
+        let stop = stop_on_signals()?;
+        let lines = self.lines.options();
+        let mut transport = UdpTransport::receiver(&lines, None).map_err(Failure::new)?;
+        let unwritable = |error| file::unwritable(&self.capture, &error);
+        let mut capture = PcapWriter::new(file::create(&self.capture)?, Resolution::Nanoseconds)
+            .map_err(unwritable)?;
+        // Sockets do not tell which of the host's addresses sent what; the line says to whom.
+        let unknown = |group: SocketAddr| SocketAddr::new(unspecified(group), group.port());
+        let wanted = self.packets.unwrap_or(u64::MAX);
+        let mut packets = 0;
+        while packets < wanted && !stop.load(Ordering::Relaxed) {
+            let limit = usize::try_from(wanted - packets).unwrap_or(usize::MAX);
+            let mut written = Ok(());
+            let received = transport.receive(limit.min(DATAGRAMS_PER_TURN), &mut |way, packet| {
+                let Way::Line(line) = way else { return };
+                let group = lines[line].group;
+                let now_ns = SystemClock.wall_ns();
+                let result = capture.write(now_ns, unknown(group), group, packet);
+                written = std::mem::replace(&mut written, Ok(())).and(result);
+            });
+            let received =
+                received.map_err(|error| Failure::new(format_args!("cannot receive: {error}")))?;
+            written.map_err(unwritable)?;
+            packets += received as u64;
+            if received == 0 {
+                capture.flush().map_err(unwritable)?;
+                transport.wait(NAP).map_err(|error| {
+                    Failure::new(format_args!("cannot wait for packets: {error}"))
+                })?;
+            }
+        }
+        capture.flush().map_err(unwritable)?;
+        let line = RecordedLine {
+            packets,
+            kernel_drops: transport.kernel_drops().unwrap_or_default().iter().sum(),
+        };
+        if out.is_json() {
+            out.object(&line)?;
+        } else {
+            out.line(format_args!(
+                "{} packets recorded, {} dropped by the kernel",
+                line.packets, line.kernel_drops
+            ))?;
+        }
+        Ok(if line.kernel_drops == 0 {
+            Answer::Fine
+        } else {
+            Answer::No
+        })
+    }
+}
+
+const fn unspecified(group: SocketAddr) -> std::net::IpAddr {
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+    match group {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    }
+}
