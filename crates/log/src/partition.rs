@@ -522,7 +522,12 @@ impl Appender {
             stopped.then_some(known),
         )?;
         self.end = found.end;
-        self.durable = known.min(found.end.offset);
+        // In the first look after a reboot, whatever is whole was read from the device.
+        self.durable = if current {
+            known.min(found.end.offset)
+        } else {
+            found.end.offset
+        };
         self.producers = found.producers.clone();
         self.damage.clone_from(&found.damage);
         self.report = RecoveryReport {
@@ -721,10 +726,12 @@ impl Appender {
         self.state_file.sync().map_err(|error| self.stop(error))
     }
 
-    /// Writes a slot of `state`, durably.
-    fn write_state(&mut self) -> Result<(), AppendError> {
-        let mut next = self.state;
-        next.number += 1;
+    /// Writes the next slot of `state`, durably, and only then believes it.
+    fn write_state(&mut self, next: State) -> Result<(), AppendError> {
+        let next = State {
+            number: self.state.number + 1,
+            ..next
+        };
         self.state_file.write_at(next.file_pos(), &next.encode())?;
         self.state_file.sync().map_err(|error| self.stop(error))?;
         self.state = next;
@@ -753,15 +760,18 @@ impl Appender {
                 .replace(path, &bytes)
                 .map_err(|error| self.stop_unless_full(error))?;
         }
-        self.state.clean = clean;
-        self.state.durable = self.durable;
-        self.state.recovery = self.end;
-        self.state.ceiling = if clean {
+        let ceiling = if clean {
             self.end.offset
         } else {
             self.state.ceiling.max(self.end.offset)
         };
-        self.write_state()
+        self.write_state(State {
+            clean,
+            ceiling,
+            durable: self.durable,
+            recovery: self.end,
+            ..self.state
+        })
     }
 
     fn close(&mut self) -> Result<(), AppendError> {
@@ -964,11 +974,16 @@ impl Appender {
         if !self.state.clean && !raise {
             return Ok(());
         }
-        self.state.clean = false;
-        if raise {
-            self.state.ceiling = Offset(end + CEILING_STEP);
-        }
-        self.write_state()
+        let ceiling = if raise {
+            Offset(end + CEILING_STEP)
+        } else {
+            self.state.ceiling
+        };
+        self.write_state(State {
+            clean: false,
+            ceiling,
+            ..self.state
+        })
     }
 }
 

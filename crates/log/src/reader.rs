@@ -93,6 +93,8 @@ pub struct Reader {
     /// Where in it the next record begins; at its length when all are handed out.
     record_pos: usize,
     base: Offset,
+    /// Wake counter at which what should be readable was not, because somebody recovers or died recovering.
+    unreadable_at: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -115,6 +117,7 @@ impl Reader {
             batch: Vec::new(),
             record_pos: 0,
             base: Offset(0),
+            unreadable_at: None,
         }
     }
 
@@ -177,6 +180,7 @@ impl Reader {
             return Ok(false);
         }
         let page = self.partition.page()?;
+        let wake = page.as_ref().map(|page| page.load(Word::Wake));
         let term = page.as_ref().map_or(0, |page| page.load(Word::Term));
         let mut place = match self.place.take() {
             Some(place) if place.term == term => place,
@@ -192,7 +196,12 @@ impl Reader {
                 Ok(true)
             }
             // While somebody recovers, what is cut off may still be below the high watermark.
-            Err(ReadError::Damaged(_)) if page.is_some_and(|page| page.load(Word::Dirty) != 0) => {
+            Err(ReadError::Damaged(_))
+                if page
+                    .as_ref()
+                    .is_some_and(|page| page.load(Word::Dirty) != 0) =>
+            {
+                self.unreadable_at = wake;
                 Ok(false)
             }
             Err(error) => Err(error),
@@ -300,9 +309,10 @@ impl Reader {
         loop {
             let page = self.partition.page()?;
             // The counter first: a record that comes after this look raises it.
-            let seen = page.as_ref().map_or(0, |page| page.load(Word::Wake));
+            let seen = page.as_ref().map(|page| page.load(Word::Wake));
             let (_, high_watermark) = self.partition.ends()?;
-            if self.position < high_watermark {
+            let waits_for_recovery = seen.is_some() && seen == self.unreadable_at;
+            if self.position < high_watermark && !waits_for_recovery {
                 return Ok(true);
             }
             let left = Duration::from_nanos(deadline_ns.saturating_sub(storage.monotonic_ns()));
@@ -310,7 +320,7 @@ impl Reader {
                 return Ok(false);
             }
             match page {
-                Some(page) => page.wait(seen, left),
+                Some(page) => page.wait(seen.unwrap_or_default(), left),
                 None => storage.nap(NAP.min(left)),
             }
         }

@@ -404,6 +404,43 @@ fn lg_09_after_a_failed_sync_nothing_is_acknowledged_until_reopened() {
     }
 }
 
+/// HAZARDS LG-09, while recovering: a sync that fails in an opening after a power cut costs nothing that was promised.
+#[test]
+fn lg_09_a_sync_that_fails_during_recovery_loses_nothing() {
+    for durability in [Durability::SyncEachBatch, Durability::LeaveToOs] {
+        for seed in 1..=12 {
+            for (operation, k) in
+                (1..=6).flat_map(|k| [(Operation::Sync, k), (Operation::SyncDir, k)])
+            {
+                let mut world = World::new(seed, config(durability), 1);
+                world.open().unwrap();
+                for _ in 0..10 {
+                    let numbers = world.numbers(0, world.last_known(0, 0), 3);
+                    world.append(0, 0, &numbers).unwrap();
+                }
+                world.restart(Crash::PowerCut);
+                world.disk.fail(Fault {
+                    operation,
+                    path_contains: "fills/0".to_owned(),
+                    nth: k,
+                    kind: std::io::ErrorKind::Other,
+                });
+                if world.open().is_err() {
+                    assert_eq!(world.disk.take_failed(), 1);
+                    world.open().unwrap();
+                }
+                world.disk.take_failed();
+                world.check(Some(Crash::PowerCut));
+                let numbers = world.numbers(0, world.last_known(0, 0), 3);
+                world.append(0, 0, &numbers).unwrap();
+                world.restart(Crash::PowerCut);
+                world.open().unwrap();
+                world.check(Some(Crash::PowerCut));
+            }
+        }
+    }
+}
+
 /// HAZARDS GD-04: a number is a duplicate only if its record can be read. A write that fails after the duplicate check,
 /// with an error or a kill, leaves nothing behind: the retry is stored, once.
 #[test]
