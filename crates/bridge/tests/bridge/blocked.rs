@@ -160,7 +160,7 @@ fn a_failed_sync_stops_the_bridge_and_the_next_start_stores_what_was_not_durable
     result.unwrap();
     assert!(
         events.iter().any(
-            |event| matches!(event, BridgeEvent::Warning { what, .. } if what.contains("stopped"))
+            |event| matches!(event, BridgeEvent::Warning { what, .. } if what.contains("a sync failed"))
         ),
         "{events:#?}"
     );
