@@ -24,6 +24,10 @@ use crate::output::Failure;
 /// Pause between two looks at the processes.
 const LOOK_INTERVAL: Duration = Duration::from_micros(300);
 
+/// How much of the time between two looks counts, at most: while the whole machine stands still, as virtual ones do when
+/// they are paused, the processes cannot move either.
+const LOOK_COUNTS_NS_MAX: u64 = 100_000_000;
+
 /// How long nothing may move before the run is given up.
 const STALL_LIMIT_NS: u64 = 60 * 1_000_000_000;
 
@@ -161,7 +165,9 @@ impl<'a> Conductor<'a> {
 
     /// Looks and interferes until everything is drained.
     fn drive(&mut self, on_progress: &mut impl FnMut(&Progress)) -> Result<(), Stop> {
-        let mut last_move = (Progress::default(), SystemClock.monotonic_ns());
+        let mut last_progress = Progress::default();
+        let mut last_look_ns = SystemClock.monotonic_ns();
+        let mut still_ns = 0;
         loop {
             if self.stop.load(Ordering::Relaxed) {
                 let interrupted = "interrupted: all processes ended, nothing kept";
@@ -175,12 +181,15 @@ impl<'a> Conductor<'a> {
                 return Ok(());
             }
             let now_ns = SystemClock.monotonic_ns();
-            if progress == last_move.0 {
-                self.judge_standstill(now_ns - last_move.1, &progress)?;
+            if progress == last_progress {
+                still_ns += (now_ns - last_look_ns).min(LOOK_COUNTS_NS_MAX);
+                self.judge_standstill(still_ns, &progress)?;
             } else {
-                last_move = (progress, now_ns);
+                last_progress = progress;
+                still_ns = 0;
                 self.has_moved = true;
             }
+            last_look_ns = now_ns;
             self.interfere(&progress)?;
             sleep(LOOK_INTERVAL);
         }
