@@ -129,8 +129,6 @@ struct Owned {
     generation: u64,
     /// The first record that is not processed yet.
     next: Offset,
-    /// The group's offset.
-    committed: Offset,
     /// In the atomic mode, the hold on the database's own offset.
     ownership: Option<Ownership>,
 }
@@ -183,19 +181,22 @@ impl<H: Handler> Delivery<H> {
         let generation = self
             .groups
             .claim_generation(&self.group, &topic, partition)?;
-        let committed = self.groups.committed(&self.group, &topic, partition)?;
-        let ownership = match self.mode {
-            Mode::Atomic => Some(self.store.claim(&topic, partition, generation)?),
-            _ => None,
+        let (ownership, next) = match self.mode {
+            Mode::Atomic => {
+                let ownership = self.store.claim(&topic, partition, generation)?;
+                let next = ownership.next();
+                (Some(ownership), Some(next))
+            }
+            _ => {
+                let committed = self.groups.committed(&self.group, &topic, partition)?;
+                (None, committed.map(|committed| committed.next))
+            }
         };
-        let committed = committed.map(|committed| committed.next);
-        let next = ownership.as_ref().map(Ownership::next).or(committed);
         let next = next.unwrap_or_else(|| self.consumer.position(partition));
         self.consumer.seek(partition, next)?;
         let owned = Owned {
             generation,
             next,
-            committed: committed.unwrap_or(next),
             ownership,
         };
         self.owned.insert(partition, owned);
@@ -269,11 +270,8 @@ impl<H: Handler> Delivery<H> {
         let end = Offset(last.place.offset.0 + 1);
         match self.mode {
             Mode::AtMostOnce => {
-                // Not after a handler failed in the middle of a batch: that one is committed.
-                if end > self.owned[&partition].committed {
-                    hook(CrashPoint::BeforeCommit);
-                    self.commit(partition, end)?;
-                }
+                hook(CrashPoint::BeforeCommit);
+                self.commit(partition, end)?;
                 self.process_each(&batch, hook)?;
             }
             Mode::AtLeastOnce | Mode::Idempotent => {
@@ -386,16 +384,11 @@ impl<H: Handler> Delivery<H> {
     }
 
     /// Commits `next` as the group's offset.
-    fn commit(
-        &mut self,
-        partition: Partition,
-        next: Offset,
-    ) -> Result<(), DeliveryError<H::Error>> {
-        let owned = owned(&mut self.owned, partition);
+    fn commit(&self, partition: Partition, next: Offset) -> Result<(), DeliveryError<H::Error>> {
         let topic = self.consumer.topic().name();
+        let generation = self.owned[&partition].generation;
         self.groups
-            .commit(&self.group, topic, partition, next, owned.generation)?;
-        owned.committed = next;
+            .commit(&self.group, topic, partition, next, generation)?;
         Ok(())
     }
 

@@ -247,15 +247,14 @@ impl Change {
     fn apply(&self, tx: &Transaction<'_>, place: &Place) -> Result<(), Abort<PositionsError>> {
         match self {
             Self::Fill(fill) => {
-                let mut position = tables::position(tx, &fill.account, &fill.symbol)?;
-                position.apply(fill).map_err(|source| {
-                    Abort::Refused(PositionsError::Inexact {
+                tables::add_fill(tx, fill).map_err(|abort| match abort {
+                    Abort::Sqlite(source) => Abort::Sqlite(source),
+                    Abort::Refused(source) => Abort::Refused(PositionsError::Inexact {
                         place: place.clone(),
                         fill: Box::new(fill.clone()),
                         source,
-                    })
+                    }),
                 })?;
-                tables::store_position(tx, &position)?;
             }
             Self::Hole(missing) => {
                 let hole = Hole {

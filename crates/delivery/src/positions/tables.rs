@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use rusqlite::{Connection, OptionalExtension, Row, params, types::Type};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params, types::Type};
 use rust_decimal::Decimal;
 use teeline_core::{Epoch, Offset, Partition, Sequence, SourceId};
-use teeline_log::sqlite::{DatabaseError, Schema};
+use teeline_log::sqlite::{Abort, DatabaseError, Schema};
 
-use super::AccountPosition;
+use super::{AccountPosition, Fill, Inexact};
 use crate::store::sqlite::{PartitionProgress, open_read_only, progress};
 
 /// Permissions of a new positions database: what accounts hold is not for everybody.
@@ -17,10 +17,11 @@ pub(super) const SCHEMA: Schema<'_> = Schema {
     name: "positions database",
     application_id: 0x746C_504F, // "tlPO"
     version: 1,
-    tables: &[POSITIONS, HOLES],
+    tables: &[POSITIONS_TABLE, HOLES],
 };
 
-const POSITIONS: &str = "\
+/// The table that [`add_fill`] changes, for the schema of an application that keeps positions among other things.
+pub const POSITIONS_TABLE: &str = "\
 CREATE TABLE positions (
     account TEXT NOT NULL,
     symbol TEXT NOT NULL,
@@ -99,7 +100,7 @@ impl Snapshot {
     pub fn read(path: &Path) -> Result<Self, DatabaseError> {
         open_read_only(path, &SCHEMA)?.read("read", |connection| {
             Ok(Self {
-                positions: positions(connection)?,
+                positions: all_positions(connection)?,
                 progress: progress(connection)?,
                 holes: holes(connection)?,
             })
@@ -113,25 +114,19 @@ impl Snapshot {
     }
 }
 
-/// The position of `account` in `symbol`; flat, if there has been no fill.
-pub(super) fn position(
-    connection: &Connection,
-    account: &str,
-    symbol: &str,
-) -> rusqlite::Result<AccountPosition> {
-    let found = connection
+/// Adds `fill` to its position, exactly, in the transaction of an application.
+///
+/// # Errors
+///
+/// [`Inexact`] instead of rounding; SQLite's.
+pub fn add_fill(tx: &Transaction<'_>, fill: &Fill) -> Result<(), Abort<Inexact>> {
+    let found = tx
         .prepare_cached("SELECT * FROM positions WHERE account = ?1 AND symbol = ?2")?
-        .query_row([account, symbol], read_position)
+        .query_row([&fill.account, &fill.symbol], read_position)
         .optional()?;
-    Ok(found.unwrap_or_else(|| AccountPosition::flat(account, symbol)))
-}
-
-pub(super) fn store_position(
-    connection: &Connection,
-    position: &AccountPosition,
-) -> rusqlite::Result<()> {
-    connection
-        .prepare_cached("INSERT OR REPLACE INTO positions VALUES (?1, ?2, ?3, ?4, ?5)")?
+    let mut position = found.unwrap_or_else(|| AccountPosition::flat(&fill.account, &fill.symbol));
+    position.apply(fill).map_err(Abort::Refused)?;
+    tx.prepare_cached("INSERT OR REPLACE INTO positions VALUES (?1, ?2, ?3, ?4, ?5)")?
         .execute(params![
             position.account,
             position.symbol,
@@ -167,7 +162,12 @@ pub(super) fn store_hole(connection: &Connection, hole: &Hole) -> rusqlite::Resu
     Ok(())
 }
 
-fn positions(connection: &Connection) -> rusqlite::Result<Vec<AccountPosition>> {
+/// All positions, by account and symbol.
+///
+/// # Errors
+///
+/// SQLite's; a figure that is no decimal is one.
+pub fn all_positions(connection: &Connection) -> rusqlite::Result<Vec<AccountPosition>> {
     connection
         .prepare("SELECT * FROM positions ORDER BY account, symbol")?
         .query_map([], read_position)?
