@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use crate::{
     command::{
         bridge::BridgeVerb,
+        crash_lab::{ConsumerArgs, CrashLabArgs},
         demo::{DemoArgs, RoleArgs},
         feed::FeedVerb,
         log::LogVerb,
@@ -30,6 +31,8 @@ struct Cli {
 enum Verb {
     /// See it work: carry fills, kill everything on the way, and prove that each counts once.
     Demo(DemoArgs),
+    /// Let consumers crash, and count what that loses and repeats in each delivery mode.
+    CrashLab(CrashLabArgs),
     /// Look at rings and remove them.
     #[command(subcommand)]
     Ring(RingVerb),
@@ -45,6 +48,9 @@ enum Verb {
     /// Be one process of the demo, which starts it.
     #[command(hide = true)]
     DemoRole(RoleArgs),
+    /// Be a consumer of the crash lab, which starts it.
+    #[command(hide = true)]
+    CrashLabConsumer(ConsumerArgs),
 }
 
 /// Runs the command line `args`, the program's name first, and returns the exit status.
@@ -62,11 +68,13 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut out = Output::stdout(cli.json);
     let answer = match cli.verb {
         Verb::Demo(demo) => demo.run(&mut out),
+        Verb::CrashLab(lab) => lab.run(&mut out),
         Verb::Ring(verb) => verb.run(&mut out),
         Verb::Log(verb) => verb.run(&mut out),
         Verb::Bridge(verb) => verb.run(&mut out),
         Verb::Feed(verb) => verb.run(&mut out),
         Verb::DemoRole(role) => role.run(),
+        Verb::CrashLabConsumer(consumer) => consumer.run(),
     };
     Answer::exit(answer)
 }

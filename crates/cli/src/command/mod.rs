@@ -2,6 +2,7 @@
 
 pub(crate) mod bridge;
 pub(crate) mod bytes;
+pub(crate) mod crash_lab;
 pub(crate) mod demo;
 pub(crate) mod feed;
 pub(crate) mod log;

@@ -5,7 +5,7 @@ mod audit;
 mod broken;
 mod conductor;
 mod facts;
-mod inputs;
+pub(crate) mod inputs;
 mod placement;
 mod process;
 mod progress;
@@ -187,7 +187,7 @@ impl DemoArgs {
 }
 
 /// A flag that SIGINT, SIGTERM and SIGHUP raise: then the processes end, and nothing stays behind.
-fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
+pub(crate) fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {
