@@ -103,13 +103,15 @@ pub fn sources() -> Vec<Source> {
     sources
 }
 
-/// A package of the workspace and the packages of the workspace that it names.
+/// A package of the workspace and what it names.
 #[derive(Debug)]
 pub struct Package {
     /// Its name.
     pub name: String,
     /// What it needs to be built, tests included, without itself.
     pub needs: Vec<String>,
+    /// The packages from outside that it names, tests included.
+    pub outside: Vec<String>,
 }
 
 /// The packages of the workspace, as `cargo metadata` lists them.
@@ -133,13 +135,22 @@ pub fn packages() -> Vec<Package> {
         .iter()
         .map(|package| {
             let name = text(&package["name"]);
-            let needs = list(&package["dependencies"])
-                .iter()
-                .filter(|dependency| dependency["path"].is_string())
-                .map(|dependency| text(&dependency["name"]))
-                .filter(|needed| *needed != name)
-                .collect();
-            Package { name, needs }
+            let (inside, outside): (Vec<_>, Vec<_>) = list(&package["dependencies"])
+                .into_iter()
+                .partition(|dependency| dependency["path"].is_string());
+            let names = |dependencies: Vec<Value>| {
+                dependencies
+                    .iter()
+                    .map(|dependency| text(&dependency["name"]))
+                    .filter(|needed| *needed != name)
+                    .collect()
+            };
+            let (needs, outside) = (names(inside), names(outside));
+            Package {
+                name,
+                needs,
+                outside,
+            }
         })
         .collect()
 }

@@ -71,20 +71,40 @@ fn crates_use_only_what_the_architecture_lets_them() {
     expect_none("edges that ARCHITECTURE.md does not have", &findings);
 }
 
-/// The table that begins with `| crate | owns | may use |`.
+#[test]
+fn crates_from_outside_are_used_where_the_architecture_says() {
+    let architecture = read("ARCHITECTURE.md");
+    let mut findings = Vec::new();
+    for row in table(&architecture, "| crate | used in | for | and not for |") {
+        let used: BTreeSet<String> = packages()
+            .iter()
+            .filter(|package| package.outside.iter().any(|name| name == row[0]))
+            .map(|package| short(&package.name).to_owned())
+            .collect();
+        let used = Vec::from_iter(used).join(", ");
+        if used != row[1] {
+            findings.push(format!("{} is used in {used}, not in {}", row[0], row[1]));
+        }
+    }
+    expect_none("outside crates and who uses them", &findings);
+}
+
 fn edges(architecture: &str) -> BTreeMap<&str, BTreeSet<&str>> {
-    let rows = architecture
-        .lines()
-        .skip_while(|line| *line != "| crate | owns | may use |")
+    table(architecture, "| crate | owns | may use |")
+        .map(|row| (row[0], row[2].split(", ").collect()))
+        .collect()
+}
+
+/// The rows of the table with that header: cells without blanks and backquotes around them.
+fn table<'a>(text: &'a str, header: &'a str) -> impl Iterator<Item = Vec<&'a str>> {
+    text.lines()
+        .skip_while(move |line| *line != header)
         .skip(2)
-        .take_while(|line| line.starts_with('|'));
-    rows.map(|row| {
-        let mut cells = row.trim_matches('|').split('|').map(str::trim);
-        let name = cells.next().expect("a row has a first cell");
-        let allowed = cells.next_back().expect("a row has a last cell");
-        (name.trim_matches('`'), allowed.split(", ").collect())
-    })
-    .collect()
+        .take_while(|line| line.starts_with('|'))
+        .map(|row| {
+            let cells = row.trim_matches('|').split('|');
+            cells.map(|cell| cell.trim().trim_matches('`')).collect()
+        })
 }
 
 #[test]
