@@ -146,7 +146,8 @@ impl<H: Handler> Delivery<H> {
     ///
     /// # Errors
     ///
-    /// See [`DeliveryError`]. What the log does not hold any more, or not yet, is refused before anybody is fenced.
+    /// See [`DeliveryError`]. An offset that the log does not hold, or a table that is missing, is refused before anybody is
+    /// fenced.
     pub fn open(
         mode: Mode,
         handler: H,
@@ -157,6 +158,9 @@ impl<H: Handler> Delivery<H> {
     ) -> Result<Self, DeliveryError<H::Error>> {
         let topic = log.topic(topic)?;
         let groups = log.groups()?;
+        if mode == Mode::Idempotent {
+            store.read(identities::look_for_tables)?;
+        }
         let starts = starts(mode, &store, &groups, group, &topic)?;
         let mut delivery = Self {
             mode,

@@ -536,6 +536,24 @@ fn a_consumer_whose_offset_the_log_has_dropped_stops_with_the_lost_range_until_i
 }
 
 #[test]
+fn a_database_that_cannot_know_identities_is_refused_and_fences_nobody() {
+    let world = World::with(&[3]);
+    let schema = Schema {
+        tables: &SCHEMA.tables[..1],
+        ..SCHEMA
+    };
+    let store = AtomicStore::in_memory(&schema, world.log.id()).unwrap();
+    let error = world
+        .open_with(Mode::Idempotent, Count::default(), store, "g")
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("no such table: applied"),
+        "{error}"
+    );
+    assert_eq!(world.log.group_offsets().unwrap(), []);
+}
+
+#[test]
 fn a_new_group_begins_at_the_start_and_each_group_goes_its_own_way() {
     let mut world = World::with(&[3, 2]);
     let mut one = world.open(Mode::AtLeastOnce, world.store(), "one");

@@ -39,6 +39,16 @@ pub struct Outstanding {
     pub identity: Option<Identity>,
 }
 
+/// Whether the tables are there.
+///
+/// # Errors
+///
+/// SQLite's, when they are not.
+pub(crate) fn look_for_tables(connection: &Connection) -> rusqlite::Result<()> {
+    connection.prepare("SELECT 1 FROM applied, outstanding")?;
+    Ok(())
+}
+
 /// Notes that the record at `place` is being applied, and says whether it has to be: `false` means that it was applied
 /// before, and is to be dropped. To be called in the transaction that changes the state.
 ///
