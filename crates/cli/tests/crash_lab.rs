@@ -33,6 +33,11 @@ fn figures(object: &Value, keys: &[&str]) -> Vec<u64> {
 fn each_mode_gets_a_day_and_only_the_modes_that_may_lose_or_repeat_do() {
     let dir = tempfile::tempdir().unwrap();
     let svg = dir.path().join("lab.svg");
+    fs::write(
+        &svg,
+        "an older chart, longer than the new one ".repeat(1_000),
+    )
+    .unwrap();
     let ran = teeline(DAY).arg("--svg").arg(&svg).run().fine();
     let objects = ran.objects();
     let modes: Vec<_> = objects.iter().map(|object| &object["mode"]).collect();
@@ -57,6 +62,7 @@ fn each_mode_gets_a_day_and_only_the_modes_that_may_lose_or_repeat_do() {
         );
     }
     let svg = fs::read_to_string(svg).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     for bar in [
         format!("at-most-once: {} lost", objects[0]["lost"]),
         format!("at-least-once: {} repeated", objects[1]["repeated"]),
@@ -103,6 +109,12 @@ fn people_are_told_what_was_simulated() {
     ] {
         assert!(text.contains(expected), "{text}");
     }
+}
+
+#[test]
+fn a_reader_that_goes_away_does_not_change_the_verdict() {
+    let ran = teeline(DAY).arg("--mode=atomic").run_unread();
+    assert_eq!((ran.status, ran.stderr.as_str()), (0, ""));
 }
 
 #[test]

@@ -150,34 +150,35 @@ impl CrashLabArgs {
         let seed = self
             .seed
             .unwrap_or_else(|| fastrand::u64(..=u64::from(u32::MAX)));
-        let chart = match &self.svg {
-            // Before the work: a path that cannot be written is found out now.
-            Some(path) => Some((
-                path,
-                File::create(path)
-                    .context("create", path)
-                    .map_err(Failure::new)?,
-            )),
-            None => None,
-        };
+        // Before the work: a path that cannot be written is found out now, and what is there stays until then.
+        let chart = self.svg.as_deref().map(open_chart).transpose()?;
         let tallies = self.count(seed, out.is_json())?;
-        if let Some((path, mut file)) = chart {
-            file.write_all(chart::svg(&tallies).as_bytes())
+        if let (Some(mut file), Some(path)) = (chart, &self.svg) {
+            let svg = chart::svg(&tallies);
+            file.set_len(0)
+                .and_then(|()| file.write_all(svg.as_bytes()))
                 .context("write", path)
                 .map_err(Failure::new)?;
         }
+        let answer = match tallies.iter().all(Tally::kept) {
+            true => Answer::Fine,
+            false => Answer::No,
+        };
+        match self.print(&tallies, seed, out) {
+            Err(Failure::ClosedPipe) | Ok(()) => Ok(answer),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn print(&self, tallies: &[Tally], seed: u64, out: &mut Output) -> Result<(), Failure> {
         if out.is_json() {
-            for tally in &tallies {
+            for tally in tallies {
                 out.object(tally)?;
             }
         } else {
-            self.text(&tallies, seed, out)?;
+            self.text(tallies, seed, out)?;
         }
-        out.flush()?;
-        match tallies.iter().all(Tally::kept) {
-            true => Ok(Answer::Fine),
-            false => Ok(Answer::No),
-        }
+        out.flush()
     }
 
     /// Day after day, each in all modes.
@@ -302,6 +303,16 @@ fn row(tally: &Tally) -> Vec<String> {
         worst.to_string(),
         format!("{}.{}", tenths / 10, tenths % 10),
     ]
+}
+
+fn open_chart(path: &Path) -> Result<File, Failure> {
+    File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .context("create", path)
+        .map_err(Failure::new)
 }
 
 fn interrupted(stop: &Arc<AtomicBool>) -> Result<(), Failure> {
