@@ -1,10 +1,12 @@
 //! The sending side of a feed at work: publisher, re-request server and transport.
 
-use std::io;
+use std::{io, ops::Range};
 
 use teeline_core::Sequence;
 
-use crate::{Answer, MessageStore, Path, PublishError, Publisher, RetransmitServer, Transport};
+use crate::{
+    Answer, MessageStore, Path, PublishError, Publisher, RetransmitServer, Session, Transport,
+};
 
 /// Requests answered in one turn at most, so that they never hold back the feed for long.
 const REQUESTS_PER_TURN: usize = 32;
@@ -25,15 +27,15 @@ pub struct Publication<T, S = NoStore> {
 pub enum NoStore {}
 
 impl MessageStore for NoStore {
-    fn range(&mut self, _: crate::Session) -> io::Result<Option<std::ops::Range<Sequence>>> {
+    fn range(&mut self, _: Session) -> io::Result<Option<Range<Sequence>>> {
         match *self {}
     }
 
     fn read(
         &mut self,
-        _: crate::Session,
+        _: Session,
         _: Sequence,
-        _: &mut dyn FnMut(&[u8]) -> bool,
+        _: &mut dyn FnMut(Sequence, &[u8]) -> bool,
     ) -> io::Result<()> {
         match *self {}
     }
@@ -126,6 +128,14 @@ impl<T: Transport, S: MessageStore> Publication<T, S> {
     #[must_use]
     pub fn deadline(&self) -> u64 {
         self.publisher.deadline()
+    }
+
+    /// Leaves numbers without a message: see [`Publisher::skip_to`].
+    ///
+    /// # Errors
+    /// [`PublishError::Full`]; do some work and try again.
+    pub fn skip_to(&mut self, next: Sequence) -> Result<(), PublishError> {
+        self.publisher.skip_to(next)
     }
 
     /// Ends the session: see [`Publisher::end`].

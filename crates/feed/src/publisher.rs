@@ -159,8 +159,13 @@ impl Publisher {
 
     /// The next packet to send on every line; `None` when there is nothing to send before [`deadline`](Self::deadline).
     pub fn transmit(&mut self, now_ns: u64) -> Option<&[u8]> {
-        if self.waiting() > 0 {
-            self.packet.restart(self.session, self.unsent);
+        if self.waiting() > 0 && self.window.next_held(self.unsent).is_none() {
+            // Nothing but numbers without a message: a heartbeat tells.
+            self.unsent = self.window.next_sequence();
+            self.heartbeat_due_ns = now_ns;
+        }
+        if let Some(first) = self.window.next_held(self.unsent) {
+            self.packet.restart(self.session, first);
             while let Some(message) = self.window.get(self.packet.next_sequence())
                 && self.packet.push(message)
             {}
@@ -198,6 +203,21 @@ impl Publisher {
             Some(End::Requested) => 0,
             Some(End::Said { until_ns }) => until_ns.min(self.heartbeat_due_ns),
             None => self.heartbeat_due_ns,
+        }
+    }
+
+    /// Leaves the numbers up to `next` without a message: the source lost them before they came here. Receivers are told,
+    /// and servers say that they do not have them.
+    ///
+    /// # Errors
+    /// [`PublishError::Full`] when what waits to be sent leaves no room: send, then try again.
+    pub fn skip_to(&mut self, next: Sequence) -> Result<(), PublishError> {
+        if self.window.skip_to(next, self.unsent) {
+            self.unsent = self.unsent.max(self.window.first());
+            Ok(())
+        } else {
+            let waiting = self.waiting();
+            Err(PublishError::Full { waiting })
         }
     }
 

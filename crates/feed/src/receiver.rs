@@ -421,7 +421,7 @@ impl Receiver {
     #[must_use]
     pub fn lag(&self) -> u64 {
         let lag = |stream: &Stream| stream.known() - stream.expected();
-        self.streams.iter().map(lag).sum()
+        self.streams.iter().map(lag).fold(0, u64::saturating_add)
     }
 
     /// How many ranges are missing.
@@ -724,7 +724,9 @@ impl<'a> Counted<'a> {
             Event::Message { .. } => self.messages += 1,
             Event::Gap { first, last, .. } => {
                 self.gaps += 1;
-                self.lost += last.0 - first.0 + 1;
+                // Only forged numbers can be more than there are.
+                let count = (last.0 - first.0).saturating_add(1);
+                self.lost = self.lost.saturating_add(count);
             }
             _ => {}
         }
@@ -733,7 +735,7 @@ impl<'a> Counted<'a> {
 
     fn add_to(self, stats: &mut ReceiverStats) {
         stats.delivered += self.messages;
-        stats.lost += self.lost;
+        stats.lost = stats.lost.saturating_add(self.lost);
         stats.gaps += self.gaps;
     }
 }

@@ -26,8 +26,8 @@ pub trait MessageStore {
     /// When the store cannot be read.
     fn range(&mut self, session: Session) -> io::Result<Option<Range<Sequence>>>;
 
-    /// Hands the messages of a session from the number `first` on to `each`, in order and without a hole, until that
-    /// says no or there are no more.
+    /// Hands the messages of a session from the number `first` on to `each`, in order, until that says no or there are no
+    /// more. Numbers without a message are left out.
     ///
     /// # Errors
     /// When the store cannot be read.
@@ -35,7 +35,7 @@ pub trait MessageStore {
         &mut self,
         session: Session,
         first: Sequence,
-        each: &mut dyn FnMut(&[u8]) -> bool,
+        each: &mut dyn FnMut(Sequence, &[u8]) -> bool,
     ) -> io::Result<()>;
 }
 
@@ -332,65 +332,68 @@ impl RetransmitServer {
         mut store: Option<&mut dyn MessageStore>,
     ) -> Result<(), Silence> {
         let failed = |_| Silence::StoreFailed;
-        let in_window = (request.session == session)
-            .then(|| window.first()..window.next_sequence())
-            .filter(|range| !range.is_empty());
+        let window = (request.session == session).then_some(window);
         let in_store = match &mut store {
             Some(store) => store.range(request.session).map_err(failed)?,
             None => None,
         };
-        if in_store.is_none() && request.session != session {
+        if in_store.is_none() && window.is_none() {
             return Err(Silence::UnknownSession);
         }
-        let ranges = [in_store.clone(), in_window.clone()];
-        let Some(published) = ranges.iter().flatten().map(|range| range.end).max() else {
-            return Err(Silence::NotPublished);
-        };
+        let ends = [
+            in_store.as_ref().map(|range| range.end),
+            window.map(Window::next_sequence),
+        ];
+        let published = ends.into_iter().flatten().max().unwrap_or(Sequence::NONE);
         if request.sequence >= published {
             return Err(Silence::NotPublished);
         }
-        let wanted_end = request.sequence.0.saturating_add(request.count.into());
-        // The first number that is there, at or after the first one wanted.
-        let first = ranges
-            .iter()
-            .flatten()
-            .filter(|range| range.end > request.sequence)
-            .map(|range| range.start.max(request.sequence))
-            .min()
-            .unwrap_or(published);
-        if first.0 >= wanted_end {
-            let header = Downstream::heartbeat(request.session, first);
-            self.packet.replace(header);
-            self.stats.too_old += 1;
-            return Ok(());
-        }
-        self.packet.restart(request.session, first);
+        let end = Sequence(request.sequence.0.saturating_add(request.count.into())).min(published);
+        let in_window = window.and_then(|window| window.next_held(request.sequence));
         let packet = &mut self.packet;
-        if let (Some(store), Some(range)) = (store, in_store)
-            && range.contains(&first)
-            && !in_window
-                .as_ref()
-                .is_some_and(|window| window.contains(&first))
+        packet.restart(request.session, request.sequence);
+        let append = |packet: &mut Encoder, sequence, message: &[u8]| {
+            if packet.count() == 0 {
+                packet.restart(request.session, sequence);
+            }
+            sequence == packet.next_sequence() && sequence < end && packet.push(message)
+        };
+        if let Some(store) = store
+            && in_store.is_some_and(|range| range.end > request.sequence)
+            && in_window != Some(request.sequence)
         {
-            let end = range.end.0.min(wanted_end);
             store
-                .read(request.session, first, &mut |message| {
-                    packet.next_sequence().0 < end && packet.push(message)
-                })
+                .read(
+                    request.session,
+                    request.sequence,
+                    &mut |sequence, message| {
+                        // What is in memory is not read.
+                        in_window.is_none_or(|first| sequence < first)
+                            && append(packet, sequence, message)
+                    },
+                )
                 .map_err(failed)?;
         }
-        if in_window.is_some() {
-            while packet.next_sequence().0 < wanted_end
-                && let Some(message) = window.get(packet.next_sequence())
-                && packet.push(message)
-            {}
+        if let (Some(window), Some(first)) = (window, in_window) {
+            let mut sequence = match packet.count() {
+                0 => first,
+                _ => packet.next_sequence(),
+            };
+            while let Some(message) = window.get(sequence)
+                && append(packet, sequence, message)
+            {
+                sequence = sequence.next();
+            }
         }
         if packet.count() == 0 {
-            // The store has less than it said.
-            return Err(Silence::StoreFailed);
+            // Nothing of it is there: the answer says what is, at or beyond the end of what was asked for.
+            let first = in_window.unwrap_or(published).max(end);
+            packet.replace(Downstream::heartbeat(request.session, first));
+            self.stats.too_old += 1;
+        } else {
+            self.stats.answers += 1;
+            self.stats.messages += u64::from(packet.count());
         }
-        self.stats.answers += 1;
-        self.stats.messages += u64::from(self.packet.count());
         Ok(())
     }
 }

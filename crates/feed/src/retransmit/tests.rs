@@ -29,11 +29,11 @@ impl MessageStore for Store {
         &mut self,
         session: Session,
         first: Sequence,
-        each: &mut dyn FnMut(&[u8]) -> bool,
+        each: &mut dyn FnMut(Sequence, &[u8]) -> bool,
     ) -> io::Result<()> {
         let range = self.range(session)?.unwrap();
         for number in first.0..range.end.0 {
-            if !each(&message(number)) {
+            if !each(Sequence(number), &message(number)) {
                 break;
             }
         }
@@ -133,6 +133,29 @@ fn one_packet_answers_with_as_much_as_fits_from_window_and_store() {
         (stats.not_published, stats.unknown_session, stats.malformed),
         (3, 1, 2)
     );
+}
+
+#[test]
+fn numbers_that_never_had_a_message_are_said_not_to_be_there() {
+    let mut window = Window::new(10_000, 100, Sequence(1));
+    for number in [1, 2, 3] {
+        window.push(&message(number), Sequence(1));
+    }
+    window.skip_to(Sequence(10), Sequence(1));
+    window.push(&message(10), Sequence(1));
+    window.skip_to(Sequence(15), Sequence(1));
+    let mut server = server(None, None);
+    let mut ask = |first, count| {
+        let bytes = request(session(), first, count);
+        range(server.answer(0, address("10.1.2.3"), &bytes, session(), &window, None))
+    };
+    assert_eq!(ask(2, 20), Ok((2, 3)));
+    assert_eq!(ask(4, 20), Ok((10, 10)));
+    assert_eq!(ask(4, 6), Ok((10, 9)), "nothing before 10");
+    assert_eq!(ask(5, 2), Ok((10, 9)));
+    assert_eq!(ask(11, 4), Ok((15, 14)));
+    assert_eq!(ask(11, 20), Ok((15, 14)), "of what is published");
+    assert_eq!(ask(15, 1), Err(Silence::NotPublished));
 }
 
 #[test]

@@ -42,11 +42,12 @@ impl MessageStore for Archive {
         &mut self,
         session: Session,
         first: Sequence,
-        each: &mut dyn FnMut(&[u8]) -> bool,
+        each: &mut dyn FnMut(Sequence, &[u8]) -> bool,
     ) -> io::Result<()> {
         let skipped = usize::try_from(first.0 - 1).unwrap();
-        for message in self.sessions[&session].iter().skip(skipped) {
-            if !each(message) {
+        let all = self.sessions[&session].iter();
+        for (number, message) in (1..).zip(all).skip(skipped) {
+            if !each(Sequence(number), message) {
                 break;
             }
         }
