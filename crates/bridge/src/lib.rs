@@ -5,6 +5,7 @@
 //! published message is in the log exactly once.
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 mod agent;
 mod batch;
 pub mod config;
