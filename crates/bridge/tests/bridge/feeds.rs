@@ -10,12 +10,16 @@ use std::{
     time::Duration,
 };
 
-use teeline_bridge::adapter::{FeedToRing, RelayEpochs, RelayPoint, RingToFeed};
-use teeline_core::{Epoch, Sequence, SourceName};
-use teeline_feed::{
-    Path as Way, Publication, Publisher, PublisherOptions, Receiver, ReceiverOptions,
-    RetransmitOptions, RetransmitServer, Session, Sessions, Start, Subscription, Transport,
+use teeline_bridge::adapter::{
+    FeedToLog, FeedToRing, LogStore, RelayEpochs, RelayPoint, RingToFeed,
 };
+use teeline_core::{Epoch, Offset, Partition, Sequence, SourceName};
+use teeline_feed::{
+    Event, MessageStore, Numbering, Path as Way, Publication, Publisher, PublisherOptions,
+    Receiver, ReceiverOptions, RetransmitOptions, RetransmitServer, Session, Sessions, Start,
+    Subscription, Transport,
+};
+use teeline_log::{Control, Durability, Log, LogOptions, Topic, TopicConfig};
 use teeline_os::{SystemClock, state::StateDir};
 use teeline_ring::{
     AttachOptions, Consumer, Frame, MessageType, Producer, PublishError, RingOptions,
@@ -388,4 +392,226 @@ fn a_foreign_session_gets_an_epoch_at_first_sight_and_keeps_it_over_a_restart() 
         .filter(|seen| matches!(seen, Seen::Message(..)))
         .count();
     assert_eq!((messages, seen.len()), (40, 42));
+}
+
+fn feed() -> SourceName {
+    "md.itch".parse().unwrap()
+}
+
+/// A log with a topic that can record a feed.
+fn recording_log(host: &Host) -> (Log, Topic) {
+    let log = Log::create(host.base.path().join("log"), &LogOptions::default()).unwrap();
+    let config = TopicConfig {
+        partitions: 1,
+        durability: Durability::SyncEachBatch,
+        ..TopicConfig::default()
+    };
+    let topic = log
+        .create_topic(&"md.itch".parse().unwrap(), &config)
+        .unwrap();
+    (log, topic)
+}
+
+fn recorder(log: &Log, topic: &Topic, network: &Rc<RefCell<Network>>) -> FeedToLog<ReceivingEnd> {
+    let start = FeedToLog::<ReceivingEnd>::start(log, &feed()).unwrap();
+    let receiver = Receiver::new(ReceiverOptions {
+        lines: 1,
+        servers: 1,
+        start: start.unwrap_or(Start::Beginning),
+        sessions: Sessions::Growing,
+        ..ReceiverOptions::default()
+    });
+    let transport = ReceivingEnd(Rc::clone(network));
+    let subscription = Subscription::new(receiver, vec![server()], transport);
+    FeedToLog::new(subscription, log.clone(), topic.clone(), feed(), ITCH.0).unwrap()
+}
+
+/// A publication whose re-request server has `store` behind a window of 100 messages.
+fn publication<S: MessageStore>(
+    numbering: Numbering,
+    store: Option<S>,
+    network: &Rc<RefCell<Network>>,
+) -> Publication<SendingEnd, S> {
+    let options = PublisherOptions {
+        heartbeat_interval_ns: 10 * MS,
+        window_messages_max: 100,
+        ..PublisherOptions::default()
+    };
+    let publisher = Publisher::new(numbering.session, numbering.next, options);
+    let server = RetransmitServer::new(RetransmitOptions {
+        allowed: vec!["10.0.0.0/8".parse().unwrap()],
+        address_rate: None,
+        total_rate: None,
+        ..RetransmitOptions::default()
+    });
+    Publication::new(publisher, server, store, SendingEnd(Rc::clone(network)), 1)
+}
+
+/// Sessions of one source, recorded by a recorder that is restarted again and again, come out of the log whole: by a
+/// reader, and by re-requests of whoever joins later.
+///
+/// HAZARDS MC-11
+#[test]
+fn a_recorded_feed_answers_requests_of_any_age_and_gives_the_publisher_its_number_back() {
+    let host = Host::new();
+    let (log, topic) = recording_log(&host);
+    let network = Rc::new(RefCell::new(Network {
+        lose_every: 11,
+        ..Network::default()
+    }));
+    let numbering =
+        |recorded| Numbering::begin(&host.state, &feed(), &SystemClock, recorded).unwrap();
+    let mut recorder_now = recorder(&log, &topic, &network);
+    let mut now = MS;
+    let mut published = Vec::new();
+    for life in 0..3_u64 {
+        let begun = numbering(None);
+        assert_eq!((begun.next, begun.resumed), (Sequence(1), false));
+        let mut sender = publication::<LogStore>(begun, None, &network);
+        let mut next = 1;
+        for turn in 0..300_u64 {
+            for _ in 0..turn % 4 {
+                sender.publish(&message(next * 3 + life)).unwrap();
+                next += 1;
+            }
+            now += MS / 2;
+            sender.do_work(now).unwrap();
+            recorder_now.do_work(now).unwrap();
+            if turn % 90 == 60 {
+                drop(recorder_now);
+                recorder_now = recorder(&log, &topic, &network);
+            }
+        }
+        for _ in 0..100 {
+            now += MS;
+            sender.do_work(now).unwrap();
+            recorder_now.do_work(now).unwrap();
+        }
+        published.push((begun.session, next));
+    }
+    let progress = recorder_now.progress().unwrap();
+    let (last_session, last_next) = *published.last().unwrap();
+    assert_eq!(Some(progress.epoch), last_session.epoch());
+    assert_eq!(
+        (progress.through, progress.lost),
+        (Sequence(last_next - 1), 0)
+    );
+
+    // The store knows each session, and hands out each message.
+    let mut store = LogStore::new(topic.clone(), &feed()).unwrap();
+    for (life, (session, next)) in (0..).zip(&published) {
+        let range = store.range(*session).unwrap().unwrap();
+        assert_eq!(range, Sequence(1)..Sequence(*next));
+        for first in [1, 2, 100, next - 1] {
+            let mut expected = first;
+            let mut each = |sequence: Sequence, bytes: &[u8]| {
+                assert_eq!(sequence.0, expected);
+                assert_eq!(bytes, message(expected * 3 + life));
+                expected += 1;
+                true
+            };
+            store.read(*session, Sequence(first), &mut each).unwrap();
+            assert_eq!(expected, *next, "from {first}");
+        }
+    }
+    let unknown = Session::from_epoch(Epoch(1)).unwrap();
+    assert_eq!(store.range(unknown).unwrap(), None);
+    assert_eq!(store.range("foreign  s".parse().unwrap()).unwrap(), None);
+
+    // The publisher goes on from its record, and a late receiver gets everything from it, past and present.
+    let recorded = store.last().unwrap().unwrap();
+    assert_eq!(recorded, (last_session, Sequence(last_next - 1)));
+    let begun = numbering(Some(recorded));
+    assert_eq!(
+        (begun.session, begun.next),
+        (last_session, Sequence(last_next))
+    );
+    let mut sender = publication(begun, Some(store), &network);
+    let receiver = Receiver::new(ReceiverOptions {
+        lines: 1,
+        servers: 1,
+        start: Start::Beginning,
+        ..ReceiverOptions::default()
+    });
+    let transport = ReceivingEnd(Rc::clone(&network));
+    let mut late = Subscription::new(receiver, vec![server()], transport);
+    network.borrow_mut().lose_every = 0;
+    let mut expected = 1;
+    for number in 0..1_000 {
+        // Nobody records these: they are asked for while they are in the window, or not at all.
+        if number < 500 {
+            let bytes = message((last_next + number) * 3 + 2);
+            sender.publish(&bytes).unwrap();
+        }
+        now += MS;
+        sender.do_work(now).unwrap();
+        let deliver = &mut |event: Event<'_>| match event {
+            Event::Message { sequence, bytes } => {
+                assert_eq!(sequence.0, expected);
+                assert_eq!(bytes, message(expected * 3 + 2));
+                expected += 1;
+            }
+            Event::Gap { .. } => panic!("{event:?}"),
+            _ => {}
+        };
+        late.do_work(now, 256, deliver).unwrap();
+    }
+    assert_eq!(expected, last_next + 500);
+}
+
+#[test]
+fn what_a_recorder_loses_is_a_gap_record_and_the_numbers_add_up() {
+    let host = Host::new();
+    let (log, topic) = recording_log(&host);
+    let network = Rc::new(RefCell::new(Network::default()));
+    let begun = Numbering::begin(&host.state, &feed(), &SystemClock, None).unwrap();
+    let mut sender = publication::<LogStore>(begun, None, &network);
+    let mut recorder = recorder(&log, &topic, &network);
+    let mut now = MS;
+    for number in 1..=1_000 {
+        sender.publish(&message(number)).unwrap();
+        now += MS / 10;
+        sender.do_work(now).unwrap();
+        if (300..=800).contains(&number) {
+            // The recorder's host is cut off, and the window is shorter than that.
+            let mut network = network.borrow_mut();
+            network.line.clear();
+            network.requests.clear();
+        }
+        recorder.do_work(now).unwrap();
+    }
+    sender.end();
+    for _ in 0..100 {
+        now += 10 * MS;
+        sender.do_work(now).unwrap();
+        recorder.do_work(now).unwrap();
+    }
+    let progress = recorder.progress().unwrap();
+    assert_eq!(progress.through, Sequence(1_000));
+    assert!(progress.ended, "the end was witnessed");
+    assert!(progress.lost >= 400, "{progress:?}");
+    assert_eq!(progress.routed + progress.lost, 1_000);
+    let mut next = 1;
+    let mut reader = topic.reader(Partition(0), Offset(0)).unwrap();
+    let read = reader.poll(usize::MAX, |record| {
+        let last = record.identity.unwrap().sequence.0;
+        match record.control {
+            Some(Control::Gap { first, .. }) => assert_eq!(first.0, next),
+            _ => assert_eq!(last, next),
+        }
+        next = last + 1;
+    });
+    assert!(read.unwrap() > 500);
+    assert_eq!(next, 1_001);
+    // What was lost is said not to be there, and what follows is.
+    let mut store = LogStore::new(topic, &feed()).unwrap();
+    let mut first = None;
+    let lost_from = Sequence(400);
+    store
+        .read(begun.session, lost_from, &mut |sequence, _| {
+            first = Some(sequence.0);
+            false
+        })
+        .unwrap();
+    assert!(first.unwrap() > 800 - 100);
 }
