@@ -312,6 +312,43 @@ pub fn lend<M: Memory, R>(
     }
 }
 
+/// Copies a frame that its producer may be writing over: the payload into `room`, which holds the longest, as relaxed
+/// words. Whether that is what was published is for the caller to find out. Padding is `None`, as in [`lend`].
+#[inline]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a payload lies in the mapping, as `locate` has checked"
+)]
+pub fn copy<'a, M: Memory>(
+    geometry: &Geometry,
+    data: &M,
+    located: &Located,
+    room: &'a mut [u8],
+) -> Option<Frame<'a>> {
+    match located.kind {
+        Kind::Data(kind) => {
+            let timestamp_ns = geometry.stamped().then(|| {
+                let index = geometry.index(located.start);
+                data.load(index + at::TIMESTAMP, Ordering::Relaxed)
+            });
+            let payload = &mut room[..located.len as usize];
+            data.copy_out(payload_index(geometry, located.start), payload);
+            Some(Frame::Message(Message {
+                sequence: Sequence(located.sequence),
+                kind,
+                payload,
+                timestamp_ns,
+            }))
+        }
+        Kind::Padding => None,
+        Kind::Gap => Some(Frame::Gap {
+            first: Sequence(located.sequence),
+            last: Sequence(located.next.wrapping_sub(1)),
+        }),
+        Kind::Epoch => Some(epoch(geometry, data, located)),
+    }
+}
+
 fn frame_part(start: u64) -> Part {
     Part::Frame(Position(start))
 }

@@ -15,8 +15,8 @@ use teeline_sync::atomic::{Ordering, fence};
 use crate::{
     cursor::Geometry,
     error::{AttachError, Damage, Part},
-    frame::{Frame, Kind, Located, Message, lend, locate, payload_index},
-    layout::{self, Descriptor, frame as frame_at, producer_page},
+    frame::{Frame, Located, copy, locate},
+    layout::{self, Descriptor, producer_page},
     memory::{Mapped, Memory},
     ownership::{End, Mark, Marks},
     reader::stored,
@@ -206,13 +206,13 @@ pub fn dump(
     let mut count = 0;
     loop {
         let found = locate(&geometry, &data, cursor.position, cursor.next);
-        if let Ok(Some(located)) = &found {
-            payload.resize(usize::try_from(located.len).unwrap_or(0), 0);
-            let at = payload_index(&geometry, located.start);
-            if located.is_message() {
-                data.mapping().copy_out(at, &mut payload);
+        let copied = match &found {
+            Ok(Some(located)) => {
+                payload.resize(usize::try_from(located.len).unwrap_or(0), 0);
+                copy(&geometry, &data, located, &mut payload)
             }
-        }
+            _ => None,
+        };
         let announced = announced_after(&control);
         if announced.saturating_sub(cursor.position) > geometry.capacity() {
             return Err(DumpError::Overtaken {
@@ -223,22 +223,9 @@ pub fn dump(
         let Some(located) = found.map_err(damaged)? else {
             return Ok(count);
         };
-        let position = Position(located.start);
-        if let Kind::Data(kind) = located.kind {
-            let timestamp = geometry.index(located.start) + frame_at::TIMESTAMP;
-            let message = Message {
-                sequence: Sequence(located.sequence),
-                kind,
-                payload: &payload,
-                timestamp_ns: geometry
-                    .stamped()
-                    .then(|| data.load(timestamp, Ordering::Relaxed)),
-            };
-            f(Frame::Message(message), position);
+        if let Some(frame) = copied {
+            f(frame, Position(located.start));
             count += 1;
-        } else {
-            let handed = lend(&geometry, &data, &located, |frame| f(frame, position));
-            count += usize::from(handed.is_some());
         }
         cursor = behind(&located);
     }

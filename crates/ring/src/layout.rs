@@ -373,9 +373,6 @@ fn decode_consumers(page: &[u8; PAGE_BYTES]) -> Result<Vec<Name>, Box<Damage>> {
             other => return Err(damaged(&format!("`state` is {other}, not 0 or 1"))),
         }
     }
-    if consumers.is_empty() {
-        return Err(Damage::new(Part::Descriptor, "no consumer slot is in use"));
-    }
     let end = consumer_slot_at(RELIABLE_CONSUMERS_MAX);
     check_zero(page, Part::Descriptor, 0, end..PAGE_BYTES)?;
     Ok(consumers)

@@ -1,4 +1,5 @@
-//! A ring in shared memory: one producer, one to eight named reliable consumers that hold it back.
+//! A ring in shared memory: one producer, up to eight named reliable consumers that hold it back, any number of observers
+//! that never do.
 //!
 //! The files of a ring lie in a directory that appears whole. Whoever has a role holds the kernel's lock on that role's
 //! file; when he dies, in whatever instruction, the next one takes over where he was. A message is written in place and
@@ -33,7 +34,8 @@
 //! ```
 //!
 //! What it promises: compared by distinct sequence, nothing published is lost and nothing half-written is seen after a
-//! hard kill of either side at any instruction. A consumer killed between reading and releasing sees frames again; a
+//! hard kill of either side at any instruction, and to an observer what is delivered and what is reported as lost add up
+//! to what was published. A consumer killed between reading and releasing sees frames again; a
 //! producer killed in a commit finds that message there or not there, and is told.
 //!
 //! What it does not: it is no queue between hosts and survives no reboot; what must, goes through a log.
@@ -54,6 +56,8 @@ pub mod inspect;
 pub mod format {}
 mod layout;
 mod memory;
+#[cfg(not(loom))]
+mod observer;
 mod ownership;
 #[cfg(not(loom))]
 mod producer;
@@ -62,17 +66,20 @@ mod reader;
 mod region;
 #[cfg(any(loom, feature = "test-switches"))]
 pub mod testing;
+mod viewer;
 mod writer;
 
 pub use cursor::{Alignment, ShapeError};
 pub use error::{Damage, Part, PollError, PublishError, ResumeError, Role, SlowestConsumer};
 pub use frame::{Frame, Message, MessageType};
 pub use ownership::Takeover;
+pub use viewer::{Join, Losses, Observed, Resume};
 #[cfg(not(loom))]
 pub use {
     claim::Claim,
     consumer::Consumer,
     error::{AttachError, CreateError, RemoveError},
+    observer::{ObserveOptions, Observer},
     producer::{AttachOptions, Producer},
     region::{RingOptions, remove},
 };

@@ -13,14 +13,23 @@ pub trait Memory {
     /// Writes the 64-bit word at `offset`, a multiple of 8.
     fn store(&self, offset: usize, value: u64, ordering: Ordering);
 
-    /// Zeroes a stretch that nobody else may look at: multiples of 8.
+    /// Zeroes a stretch that nobody else may look at, but for an observer, which throws away what it sees: multiples of 8.
     fn zero(&self, offset: usize, len: usize);
 
-    /// Writes a stretch that nobody else may look at.
+    /// Writes a stretch that nobody else may look at, but for an observer, which throws away what it sees.
     fn write(&self, offset: usize, bytes: &[u8]);
 
     /// Lends a stretch that nobody writes meanwhile.
     fn read<R>(&self, offset: usize, len: usize, f: impl FnOnce(&[u8]) -> R) -> R;
+
+    /// Copies a stretch out, as relaxed words, that somebody may be writing. `offset` is a multiple of 8, and so is the
+    /// end of the memory.
+    fn copy_out(&self, offset: usize, to: &mut [u8]) {
+        for (at, bytes) in (offset..).step_by(8).zip(to.chunks_mut(8)) {
+            let word = self.load(at, Ordering::Relaxed).to_le_bytes();
+            bytes.copy_from_slice(&word[..bytes.len()]);
+        }
+    }
 }
 
 #[cfg(not(loom))]
@@ -48,11 +57,6 @@ mod mapped {
         /// Over a mapping, which is readable; where the protocol writes, it must have been mapped writable.
         pub fn new(mapping: Mapping) -> Self {
             Self(mapping)
-        }
-
-        /// The mapping.
-        pub fn mapping(&self) -> &Mapping {
-            &self.0
         }
 
         /// Address of a stretch that may be written, after checking that it lies inside.
@@ -89,7 +93,9 @@ mod mapped {
             // SAFETY: inside the mapping and aligned, checked above; the mapping lives as long as `self`. Words are
             // accessed as atomics on both sides, except where the protocol gives one side a stretch for itself: a
             // consumer looks at no word before the zero or the header there was published to it (frame-publish), the
-            // producer at none of a consumer's frames before they were released to it (position-release).
+            // producer at none of a consumer's frames before they were released to it (position-release). An observer may
+            // look at words that the producer of another process is just writing in bulk: it reads each as an atomic, once,
+            // and uses none before it has seen that no such write can have happened (announce).
             unsafe { AtomicU64::from_ptr(word) }
         }
     }
@@ -112,8 +118,9 @@ mod mapped {
         #[inline]
         fn zero(&self, offset: usize, len: usize) {
             let stretch = self.stretch_mut(offset, len);
-            // SAFETY: inside the writable mapping, as `stretch_mut` checked; nobody else looks there: the producer
-            // zeroes only what every reliable consumer has released and no frame has been published to.
+            // SAFETY: inside the writable mapping, as `stretch_mut` checked; no consumer looks there: the producer
+            // zeroes only what every reliable one has released and no frame has been published to. Observers look word
+            // by word, atomically, and use nothing of a stretch that was announced as being written.
             unsafe { ptr::write_bytes(stretch.cast::<u8>(), 0, len) };
         }
 
@@ -135,6 +142,28 @@ mod mapped {
             // one place where a consumer relies on an honest producer.
             let bytes = unsafe { slice::from_raw_parts(start, len) };
             f(bytes)
+        }
+
+        #[inline]
+        fn copy_out(&self, offset: usize, to: &mut [u8]) {
+            assert!(
+                offset.is_multiple_of(8),
+                "words at {offset} are not aligned"
+            );
+            let count = to.len().div_ceil(8);
+            self.assert_inside(offset, count * 8);
+            #[expect(
+                clippy::cast_ptr_alignment,
+                reason = "a mapping begins on a page and the offset was checked"
+            )]
+            let start = self.0.as_ptr().wrapping_add(offset).cast::<AtomicU64>();
+            // SAFETY: inside the mapping and aligned, checked above; the mapping outlives the slice. Its words are only
+            // read here, each atomically: what another process writes meanwhile is for the caller to notice.
+            let words = unsafe { slice::from_raw_parts(start, count) };
+            for (word, bytes) in words.iter().zip(to.chunks_mut(8)) {
+                let word = word.load(Ordering::Relaxed).to_le_bytes();
+                bytes.copy_from_slice(&word[..bytes.len()]);
+            }
         }
     }
 }

@@ -70,9 +70,11 @@ impl Marks {
         let mut found: Vec<(Mark, usize)> = (0..at::MARKS_COUNT)
             .filter_map(|entry| {
                 let offset = at::MARKS + entry * at::MARK_BYTES;
+                // SYNC mark: pairs with the release stores in `Writer::store_mark`: whoever sees a mark sees its frame, or
+                // what was written over it since, and nothing older.
                 let mark = Mark {
-                    position: control.load(offset, Ordering::Relaxed),
-                    sequence: control.load(offset + 8, Ordering::Relaxed),
+                    position: control.load(offset, Ordering::Acquire),
+                    sequence: control.load(offset + 8, Ordering::Acquire),
                 };
                 let counts = mark.sequence != Sequence::NONE.0
                     && safe(mark.position)

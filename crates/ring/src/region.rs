@@ -48,7 +48,8 @@ pub struct RingOptions {
 }
 
 impl RingOptions {
-    /// A ring for `source`: 1 MiB, frames on 64 bytes, no timestamps, for its owner alone. It still needs a consumer.
+    /// A ring for `source`: 1 MiB, frames on 64 bytes, no timestamps, for its owner alone. Without a
+    /// reliable consumer it is a broadcast ring: its producer never waits.
     #[must_use]
     pub fn new(source: SourceName) -> Self {
         Self {
@@ -76,7 +77,7 @@ impl RingOptions {
         self
     }
 
-    /// Adds a reliable consumer: one to eight of them.
+    /// Adds a reliable consumer, which holds the producer back: eight at most.
     #[must_use]
     pub fn consumer(mut self, name: Name) -> Self {
         self.consumers.push(name);
@@ -200,9 +201,7 @@ impl RingOptions {
         self.geometry()?;
         let consumers = &self.consumers;
         let twice = |name: &Name| consumers.iter().filter(|other| *other == name).count() > 1;
-        let wrong = if consumers.is_empty() {
-            "it needs a reliable consumer"
-        } else if consumers.len() > RELIABLE_CONSUMERS_MAX {
+        let wrong = if consumers.len() > RELIABLE_CONSUMERS_MAX {
             "it can have 8 reliable consumers at most"
         } else if consumers.iter().any(twice) {
             "two consumers have the same name"
@@ -252,7 +251,11 @@ fn fingerprint(source: &SourceName, geometry: &Geometry, consumers: &[Name]) -> 
         } else {
             "not stamped"
         },
-        consumers.join(" and ")
+        if consumers.is_empty() {
+            "observers alone".to_owned()
+        } else {
+            consumers.join(" and ")
+        }
     )
 }
 

@@ -7,6 +7,7 @@ pub use crate::{
     memory::Memory,
     ownership::{End, Mark, Marks, walk},
     reader::Reader,
+    viewer::Viewer,
     writer::{ConsumerView, Reservation, Writer},
 };
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! All of these are positions on the alignment, and `position <= clear_to <= announced <= limit`, where `limit` is the
-//! slowest consumer's position plus the capacity. So a claim is a comparison with `announced`; everything else happens
+//! slowest consumer's position plus the capacity; without consumers there is none. So a claim is a comparison with `announced`; everything else happens
 //! when that is reached, in coarse steps.
 #![allow(
     unreachable_pub,
@@ -43,6 +43,8 @@ const SCAN_ATTEMPTS: usize = 4;
 const FIRST_SCAN_ATTEMPTS: usize = 1 << 30;
 
 const WORD_BYTES: u64 = 8;
+/// The limit of a ring that nobody holds back.
+const NO_LIMIT: u64 = u64::MAX;
 
 /// The producer's half: claims, publishes, and keeps the slots behind the last frame zero.
 #[derive(Debug)]
@@ -61,7 +63,7 @@ pub struct Writer<M> {
     // From here on: looked at only when `announced` is reached.
     control: M,
     consumers: Vec<ConsumerView<M>>,
-    /// The slowest consumer's last known position plus the capacity.
+    /// The slowest consumer's last known position plus the capacity; none without consumers.
     limit: u64,
     last_frame: Option<Mark>,
     newest_mark: u64,
@@ -153,9 +155,13 @@ impl<M: Memory> Writer<M> {
                 .map_or(0, |entry| (entry + 1) % at::MARKS_COUNT),
         };
         writer.scan_consumers(FIRST_SCAN_ATTEMPTS)?;
-        if writer.announced > writer.limit {
-            return Err(writer.behind_announced());
+        if let Some(slowest) = writer.slowest()
+            && writer.announced > writer.limit
+        {
+            return Err(writer.behind_announced(slowest));
         }
+        // SYNC announce: the dead producer's announcement is visible before anything that is zeroed under it.
+        fence(Ordering::Release);
         // Not the word 0 that ends the walk: it is zero, and a living consumer is polling it.
         writer.zero(end.position + WORD_BYTES, marks.announced);
         let died = writer.control.load(at::STATE, Ordering::Relaxed) == at::STATE_ATTACHED;
@@ -417,17 +423,21 @@ impl<M: Memory> Writer<M> {
         if to <= self.limit {
             return Ok(());
         }
-        let slowest = self.scan_consumers(SCAN_ATTEMPTS)?;
-        if to <= self.limit {
-            return Ok(());
+        self.scan_consumers(SCAN_ATTEMPTS)?;
+        match self.slowest() {
+            Some(slowest) if to > self.limit => Err(PublishError::Full {
+                slowest: SlowestConsumer {
+                    name: Arc::clone(&slowest.name),
+                    lag: self.position - slowest.seen,
+                },
+            }),
+            _ => Ok(()),
         }
-        let slowest = &self.consumers[slowest];
-        Err(PublishError::Full {
-            slowest: SlowestConsumer {
-                name: Arc::clone(&slowest.name),
-                lag: self.position - slowest.seen,
-            },
-        })
+    }
+
+    /// The consumer that holds the producer back.
+    fn slowest(&self) -> Option<&ConsumerView<M>> {
+        self.consumers.iter().min_by_key(|consumer| consumer.seen)
     }
 
     /// Rules 2 and 3: raises `announced` to `to` or a step beyond it, after storing a mark if one is due. The caller has
@@ -463,19 +473,19 @@ impl<M: Memory> Writer<M> {
 
     fn store_mark(&mut self, mark: Mark) {
         let offset = at::MARKS + self.next_mark_entry * at::MARK_BYTES;
-        self.control.store(offset, mark.position, Ordering::Relaxed);
+        // SYNC mark: pairs with the acquire loads in `Marks::read`; the frame was published before. Half a mark is none:
+        // its frame carries another sequence.
+        self.control.store(offset, mark.position, Ordering::Release);
         self.control
-            .store(offset + 8, mark.sequence, Ordering::Relaxed);
+            .store(offset + 8, mark.sequence, Ordering::Release);
         self.next_mark_entry = (self.next_mark_entry + 1) % at::MARKS_COUNT;
         self.newest_mark = mark.position;
     }
 
-    /// Reads and checks all consumers' positions, and returns who is the slowest.
+    /// Reads and checks all consumers' positions.
     #[cold]
-    fn scan_consumers(&mut self, attempts: usize) -> Result<usize, Box<Damage>> {
-        let mut slowest = 0;
-        for index in 0..self.consumers.len() {
-            let consumer = &mut self.consumers[index];
+    fn scan_consumers(&mut self, attempts: usize) -> Result<(), Box<Damage>> {
+        for consumer in &mut self.consumers {
             let Some(released) = consumer.released(attempts) else {
                 continue;
             };
@@ -492,30 +502,22 @@ impl<M: Memory> Writer<M> {
             }
             consumer.seen = released;
         }
-        for (index, consumer) in self.consumers.iter().enumerate() {
-            if consumer.seen < self.consumers[slowest].seen {
-                slowest = index;
-            }
-        }
-        let limit = self.consumers[slowest].seen + self.geometry.capacity();
-        self.limit = limit;
-        Ok(slowest)
+        self.limit = self
+            .slowest()
+            .map_or(NO_LIMIT, |slowest| slowest.seen + self.geometry.capacity());
+        Ok(())
     }
 
     #[cold]
-    fn behind_announced(&self) -> Box<Damage> {
-        let slowest = self.consumers.iter().min_by_key(|consumer| consumer.seen);
-        let (name, seen) = slowest.map_or_else(
-            || unreachable!("a ring has at least one consumer"),
-            |consumer| ((*consumer.name).clone(), consumer.seen),
-        );
+    fn behind_announced(&self, slowest: &ConsumerView<M>) -> Box<Damage> {
         let what = format!(
-            "positions inconsistent: it has released through {seen}, more than a capacity of {} behind what the producer \
-             has announced, {}",
+            "positions inconsistent: it has released through {}, more than a capacity of {} behind what the producer has \
+             announced, {}",
+            slowest.seen,
             self.geometry.capacity(),
             self.announced
         );
-        Damage::new(Part::Consumer(name), what)
+        Damage::new(Part::Consumer((*slowest.name).clone()), what)
     }
 
     #[cold]

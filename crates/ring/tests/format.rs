@@ -14,8 +14,8 @@ use std::{
 use teeline_core::{Epoch, Sequence, time::Clock};
 use teeline_os::state::StateDir;
 use teeline_ring::{
-    Alignment, AttachError, AttachOptions, Consumer, Frame, MessageType, Producer, RingOptions,
-    inspect,
+    Alignment, AttachError, AttachOptions, Consumer, Frame, Join, MessageType, ObserveOptions,
+    Observer, Producer, Resume, RingOptions, inspect,
     testing::layout::{self, consumer_page, descriptor, life_page, producer_page, role},
 };
 
@@ -83,7 +83,10 @@ fn ring_with_frames(base: &Path) -> PathBuf {
 fn hex(dir: &Path) -> String {
     let mut text = String::new();
     for file in FILES {
-        let mut bytes = fs::read(dir.join(file)).unwrap();
+        // A broadcast ring has no consumer's file.
+        let Ok(mut bytes) = fs::read(dir.join(file)) else {
+            continue;
+        };
         if !["ring", "data"].contains(&file) {
             bytes[..OWNER_NOTE_END].fill(0);
         }
@@ -162,6 +165,31 @@ fn a_ring_with_frames_is_the_golden_one_byte_for_byte() {
     let base = tempfile::tempdir().unwrap();
     let dir = ring_with_frames(base.path());
     assert_eq!(hex(&dir), golden("ring.v1.frames.hex", &dir));
+}
+
+#[test]
+fn a_broadcast_ring_is_the_golden_one_byte_for_byte() {
+    let base = tempfile::tempdir().unwrap();
+    let state = StateDir::open(base.path().join("state")).unwrap();
+    let dir = base.path().join("ring");
+    RingOptions::new("quotes".parse().unwrap())
+        .capacity(256)
+        .create(&dir, &state, &Standing)
+        .unwrap();
+    let mut producer = Producer::attach(&dir, &now()).unwrap();
+    producer.from_scratch();
+    for _ in 0..9 {
+        producer.publish(KIND, b"quote").unwrap();
+    }
+    drop(producer);
+    let golden = golden("ring.v1.broadcast.hex", &dir);
+    assert_eq!(hex(&dir), golden);
+    let again = base.path().join("again");
+    from_hex(&golden, &again);
+    assert_eq!(
+        frames(&again).last().unwrap(),
+        "512: message 9 type 258 of 5 bytes"
+    );
 }
 
 #[test]
@@ -304,7 +332,7 @@ impl Victim {
         u64::from_le_bytes(self.bytes(file)[at..at + 8].try_into().unwrap())
     }
 
-    /// Attaches as both, reads, publishes, inspects; returns the errors on the way as text. Whatever is there, nothing
+    /// Attaches as an observer and as both sides, reads, publishes, inspects; returns the errors on the way as text. Whatever is there, nothing
     /// panics, and nobody waits.
     fn use_it(&self) -> Vec<String> {
         let mut errors = Vec::new();
@@ -314,6 +342,21 @@ impl Victim {
         }
         if let Err(error) = inspect::dump(&self.dir, |_, _| ()) {
             note(&error);
+        }
+        for join in [Join::Oldest, Join::Newest, Join::Sequence(Sequence(4))] {
+            let resume = Resume::Oldest;
+            match Observer::attach(&self.dir, &ObserveOptions { join, resume }) {
+                Ok(mut observer) => {
+                    while match observer.poll(100, |_| ()) {
+                        Ok(count) => count > 0,
+                        Err(error) => {
+                            note(&error);
+                            false
+                        }
+                    } {}
+                }
+                Err(error) => note(&error),
+            }
         }
         match attach_consumer(&self.dir) {
             Ok(mut consumer) => {

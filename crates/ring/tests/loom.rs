@@ -14,14 +14,19 @@
 //! takeover zeroing the word 0 that a living consumer polls.
 #![cfg(loom)]
 #![expect(unsafe_code, reason = "loom hands out a cell's content as a pointer")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test, in rings of a few hundred bytes"
+)]
 
 use std::{cell::Cell, rc::Rc};
 
 use loom::{model::Builder, thread};
 use teeline_core::Sequence;
 use teeline_ring::{
-    Alignment, Frame, MessageType, PublishError,
-    testing::{ConsumerView, Geometry, Memory, Reader, Writer, layout},
+    Alignment, Frame, Join, MessageType, Observed, PublishError, Resume,
+    testing::{ConsumerView, Geometry, Memory, Reader, Viewer, Writer, layout},
 };
 use teeline_sync::{
     atomic::{AtomicU64, Ordering},
@@ -50,6 +55,8 @@ struct Region {
     words: Rc<[Option<Word>]>,
     /// Stores that the process has left to make.
     fuel: Rc<Cell<u64>>,
+    /// The process is an observer: it looks where others write, so at atomics alone.
+    observing: bool,
 }
 
 impl Region {
@@ -63,6 +70,7 @@ impl Region {
         Self {
             words: (0..bytes / 8).map(word).collect(),
             fuel: Rc::new(Cell::new(u64::MAX)),
+            observing: false,
         }
     }
 
@@ -71,6 +79,14 @@ impl Region {
         Self {
             words: Rc::clone(&self.words),
             fuel: Rc::clone(fuel),
+            observing: false,
+        }
+    }
+
+    fn observed(&self) -> Self {
+        Self {
+            observing: true,
+            ..self.seen_with(&Rc::new(Cell::new(0)))
         }
     }
 
@@ -115,7 +131,9 @@ impl Memory for Region {
         let Some(word) = &self.words[offset / 8] else {
             return 0;
         };
-        word.plain.with(|_| ());
+        if !self.observing {
+            word.plain.with(|_| ());
+        }
         word.atomic
             .as_ref()
             .expect("loaded as a word")
@@ -161,7 +179,8 @@ struct Ring {
     geometry: Geometry,
     control: Region,
     data: Region,
-    page: Region,
+    /// The consumer's; a broadcast ring has none.
+    page: Option<Region>,
     /// Payload of each message, in words.
     words: u64,
 }
@@ -190,7 +209,7 @@ impl Ring {
             }),
             // The first two words of a slot are headers; a frame of several slots has payload there.
             data: Region::new(capacity as usize, |at| Some(at % slot < 16)),
-            page: Region::new(layout::ROLE_BYTES, |at| {
+            page: Some(Region::new(layout::ROLE_BYTES, |at| {
                 let [first, second] = consumer_page::ENTRIES;
                 [
                     consumer_page::SELECTOR,
@@ -201,20 +220,37 @@ impl Ring {
                 ]
                 .contains(&at)
                 .then_some(true)
-            }),
+            })),
             words,
+        }
+    }
+
+    /// Without a consumer; every word can be looked at while it is written.
+    fn broadcast(self) -> Self {
+        let frame = 16 + 8 * self.words as usize;
+        let slot = self.geometry.slot() as usize;
+        let frame_slots = frame.next_multiple_of(slot);
+        let capacity = self.geometry.capacity() as usize;
+        Self {
+            // Behind the payload of a frame of one slot nobody looks.
+            data: Region::new(capacity, |at| Some(frame_slots > slot || at % slot < frame)),
+            page: None,
+            ..self
         }
     }
 
     fn producer(&self, stores: u64) -> Writer<Region> {
         let fuel = Rc::new(Cell::new(stores));
-        let consumer = ConsumerView::new("consumer".parse().unwrap(), self.page.clone());
+        let consumers = self
+            .page
+            .iter()
+            .map(|page| ConsumerView::new("consumer".parse().unwrap(), page.clone()));
         Writer::take_over(
             self.geometry,
             Sequence(1),
             self.control.seen_with(&fuel),
             self.data.seen_with(&fuel),
-            vec![consumer],
+            consumers.collect(),
         )
         .unwrap()
         .0
@@ -222,8 +258,54 @@ impl Ring {
 
     fn consumer(&self, stores: u64) -> Reader<Region> {
         let fuel = Rc::new(Cell::new(stores));
-        let page = self.page.seen_with(&fuel);
+        let page = self.page.as_ref().unwrap().seen_with(&fuel);
         Reader::take_over(self.geometry, &self.control, self.data.clone(), page).unwrap()
+    }
+
+    /// The stores of a process that does not die.
+    fn endless(&self) -> Rc<Cell<u64>> {
+        Rc::clone(&self.data.fuel)
+    }
+
+    fn observer(&self) -> Viewer<Region> {
+        let (control, data) = (self.control.observed(), self.data.observed());
+        let (join, resume) = (Join::Oldest, Resume::Oldest);
+        Viewer::new(self.geometry, Sequence(1), control, data, join, resume).unwrap()
+    }
+
+    /// Polls until every number up to `last` was delivered, whole, or lost.
+    fn observe_through(&self, observer: &mut Viewer<Region>, last: u64) {
+        let mut next = 1;
+        while next <= last {
+            let count = observer
+                .poll(1, |observed| match observed {
+                    Observed::Frame {
+                        frame: Frame::Message(message),
+                        ..
+                    } => {
+                        self.check_message(message.sequence.0, message.payload);
+                        assert_eq!(message.sequence.0, next);
+                        next += 1;
+                    }
+                    Observed::Lapped { first, last } => {
+                        assert!(first.0 == next && first <= last);
+                        next = last.0 + 1;
+                    }
+                    other => panic!("only messages are published, not {other:?}"),
+                })
+                .unwrap();
+            if count == 0 {
+                thread::yield_now();
+            }
+        }
+    }
+
+    fn check_message(&self, sequence: u64, payload: &[u8]) {
+        let (words, rest) = payload.as_chunks();
+        assert!(rest.is_empty() && words.len() as u64 == self.words);
+        for (expected, word) in (sequence * 100..).zip(words) {
+            assert_eq!(u64::from_le_bytes(*word), expected);
+        }
     }
 
     /// Publishes the messages up to `last`, waiting where the ring is full, until the process is dead.
@@ -256,11 +338,7 @@ impl Ring {
                         panic!("only messages are published")
                     };
                     assert_eq!(message.sequence.0, next);
-                    let (words, rest) = message.payload.as_chunks();
-                    assert!(rest.is_empty() && words.len() as u64 == self.words);
-                    for (expected, word) in (next * 100..).zip(words) {
-                        assert_eq!(u64::from_le_bytes(*word), expected);
-                    }
+                    self.check_message(next, message.payload);
                     next += 1;
                 })
                 .unwrap();
@@ -280,7 +358,7 @@ fn exchange(ring: fn() -> Ring, messages: u64) {
             let ring = ring.clone();
             move || {
                 let mut reader = ring.consumer(u64::MAX);
-                ring.poll_through(&mut reader, &ring.page.fuel, messages);
+                ring.poll_through(&mut reader, &ring.endless(), messages);
             }
         });
         ring.publish_through(&mut writer, messages);
@@ -310,7 +388,7 @@ fn a_consumer_sees_nothing_half_written_while_producers_die_and_take_over() {
                 let ring = ring.clone();
                 move || {
                     let mut reader = ring.consumer(u64::MAX);
-                    ring.poll_through(&mut reader, &ring.page.fuel, 3);
+                    ring.poll_through(&mut reader, &ring.endless(), 3);
                 }
             });
             let mut dying = ring.producer(stores);
@@ -339,11 +417,63 @@ fn a_producer_writes_over_nothing_that_a_successor_reads_again() {
                     ring.poll_through(&mut dying, &fuel, 2);
                     drop(dying);
                     let mut successor = ring.consumer(u64::MAX);
-                    ring.poll_through(&mut successor, &ring.page.fuel, 4);
+                    ring.poll_through(&mut successor, &ring.endless(), 4);
                 }
             });
             ring.publish_through(&mut writer, 4);
             consumer.join().unwrap();
+        });
+    }
+}
+
+/// A producer that waits for nobody publishes `messages`, and passes an observer that is reading the first `observed`. It
+/// begins `before` messages ahead, so that the lap is in what follows.
+fn lap(ring: fn() -> Ring, before: u64, messages: u64, observed: u64) {
+    check(move || {
+        let ring = ring().broadcast();
+        let mut observer = ring.observer();
+        let mut writer = ring.producer(u64::MAX);
+        ring.publish_through(&mut writer, before);
+        let observing = thread::spawn({
+            let ring = ring.clone();
+            move || ring.observe_through(&mut observer, observed)
+        });
+        ring.publish_through(&mut writer, messages);
+        observing.join().unwrap();
+    });
+}
+
+/// HAZARDS RB-04, RB-06: every word that an observer believes is of the message whose number it carries.
+#[test]
+fn an_observer_is_lapped_in_a_ring_of_three_frames_and_believes_no_mixed_one() {
+    lap(Ring::of_three, 3, 5, 5);
+}
+
+/// HAZARDS RB-04, RB-06: the same with headers where payload was.
+#[test]
+fn an_observer_is_lapped_in_a_ring_of_two_frames_and_believes_no_mixed_one() {
+    lap(Ring::of_two, 2, 3, 1);
+}
+
+/// A producer dies at a store, and what the next one clears is under an observer's eyes.
+#[test]
+fn an_observer_believes_nothing_that_a_successor_clears() {
+    for stores in 0..12 {
+        check(move || {
+            let ring = Ring::of_three().broadcast();
+            let mut observer = ring.observer();
+            let mut writer = ring.producer(u64::MAX);
+            ring.publish_through(&mut writer, 3);
+            let observing = thread::spawn({
+                let ring = ring.clone();
+                move || ring.observe_through(&mut observer, 4)
+            });
+            writer.data().fuel.set(stores);
+            ring.publish_through(&mut writer, 4);
+            drop(writer);
+            let mut successor = ring.producer(u64::MAX);
+            ring.publish_through(&mut successor, 4);
+            observing.join().unwrap();
         });
     }
 }

@@ -62,7 +62,7 @@ pub enum AttachError {
         owner: Option<OwnerNote>,
     },
     /// The ring has no consumer of that name.
-    #[error("{} has no consumer `{name}`; it has {}", dir.display(), known.join(", "))]
+    #[error("{} has no consumer `{name}`; it has {}", dir.display(), if known.is_empty() { "none".to_owned() } else { known.join(", ") })]
     NoSuchConsumer {
         /// The ring's directory.
         dir: PathBuf,

@@ -23,9 +23,16 @@
 )]
 
 mod memory;
+mod observers;
 mod world;
 
+use std::rc::Rc;
+
+use fastrand::Rng;
 use memory::Fuel;
+use observers::{Pace, Watching};
+use teeline_core::Sequence;
+use teeline_ring::{Join, Resume};
 use world::World;
 
 const STEPS: usize = 40;
@@ -89,4 +96,81 @@ fn a_kill_after_every_store_loses_nothing_and_shows_nothing_half_written() {
     }
     println!("{kills} histories, {takeovers} takeovers");
     assert!(kills > 1_000 || std::env::var("TEELINE_SEED").is_ok());
+}
+
+/// The histories that observers look at: with producers that die at some store, too.
+fn observed_histories() -> impl Iterator<Item = (u64, Naming, Rc<observers::Recording>)> {
+    seeds().into_iter().flat_map(|seed| {
+        let ring = ring(seed);
+        [Fuel::ENDLESS, seed % 97, seed * 31 % 400].map(|stores| {
+            let naming = Naming { seed, stores };
+            (seed, naming, Rc::new(ring.record(STEPS, stores)))
+        })
+    })
+}
+
+/// HAZARDS RB-04, RB-05: producers store while an observer loads, word by word, at every pace: what it is handed is what was
+/// published, and every number is delivered once or inside a range that is reported in its place.
+#[test]
+fn an_observer_is_handed_every_number_once_whole_or_as_lost() {
+    let (mut observers, mut lost) = (0, 0);
+    for (seed, _naming, recording) in observed_histories() {
+        let mut rng = Rng::with_seed(seed);
+        for _ in 0..12 {
+            let most = [1, 2, 5, 30, 200][rng.usize(..5)];
+            let pace = if rng.bool() {
+                Pace::UpTo(most)
+            } else {
+                Pace::Bursts(most * 8)
+            };
+            let join = match rng.u32(..3) {
+                0 => Join::Newest,
+                1 => Join::Oldest,
+                _ => {
+                    let published = recording.published.len();
+                    Join::Sequence(Sequence(rng.u64(..published as u64 * 5 / 4 + 2)))
+                }
+            };
+            let resume = [Resume::Oldest, Resume::Newest][rng.usize(..2)];
+            let played = rng.usize(..=recording.tape.len());
+            let mut watching = Watching::join(&recording, rng.u64(..), played, pace, join, resume);
+            for _ in 0..rng.usize(..20) {
+                watching.poll(rng.usize(..4));
+            }
+            lost += watching.finish();
+            observers += 1;
+        }
+    }
+    println!("{observers} observers lost {lost}");
+    assert!(lost > observers || std::env::var("TEELINE_SEED").is_ok());
+}
+
+/// HAZARDS RB-04: an observer that stands while the producers make every possible number of stores: it goes on with what is
+/// next, or says exactly what it lost, and never takes what is being written for a message.
+#[test]
+fn an_observer_held_for_any_number_of_stores_misses_nothing_unreported() {
+    for (seed, _naming, recording) in observed_histories() {
+        if recording.tape.len() > 4_000 {
+            continue;
+        }
+        let stride = 1 + recording.tape.len() / 150;
+        for held_until in (0..recording.tape.len()).step_by(stride) {
+            for (resume, begun) in [(Resume::Oldest, 3), (Resume::Newest, 2)] {
+                let played = held_until / begun;
+                let mut watching = Watching::join(
+                    &recording,
+                    seed,
+                    played,
+                    Pace::Standing,
+                    Join::Oldest,
+                    resume,
+                );
+                watching.poll(seed as usize % 5);
+                watching.hold_until(held_until);
+                while watching.poll(1) > 0 {}
+                watching.set_pace(Pace::UpTo(1));
+                watching.finish();
+            }
+        }
+    }
 }

@@ -1,6 +1,9 @@
 //! Memory that a killed process leaves behind: after so many stores, everything that is still written is dropped.
 
-use std::{cell::Cell, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+};
 
 use teeline_ring::testing::Memory;
 use teeline_sync::atomic::Ordering;
@@ -52,6 +55,24 @@ pub(crate) enum ZeroOrder {
     OddFirst,
 }
 
+/// The files that an observer looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum File {
+    Control,
+    Data,
+}
+
+/// A store that took effect.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stored {
+    pub(crate) file: File,
+    pub(crate) offset: usize,
+    pub(crate) value: u64,
+}
+
+/// Every store that producers made, in order.
+pub(crate) type Tape = Rc<RefCell<Vec<Stored>>>;
+
 /// One process's view of one file.
 #[derive(Clone)]
 pub(crate) struct View {
@@ -59,6 +80,7 @@ pub(crate) struct View {
     fuel: Fuel,
     zero_order: ZeroOrder,
     watch: Option<Rc<dyn Watch>>,
+    tape: Option<(File, Tape)>,
 }
 
 impl View {
@@ -68,6 +90,7 @@ impl View {
             fuel: fuel.clone(),
             zero_order: ZeroOrder::Up,
             watch: None,
+            tape: None,
         }
     }
 
@@ -78,6 +101,11 @@ impl View {
 
     pub(crate) fn watched(mut self, watch: Rc<dyn Watch>) -> Self {
         self.watch = Some(watch);
+        self
+    }
+
+    pub(crate) fn taped(mut self, file: File, tape: &Tape) -> Self {
+        self.tape = Some((file, Rc::clone(tape)));
         self
     }
 
@@ -93,6 +121,13 @@ impl View {
             watch.before(offset);
         }
         self.words[offset / 8].set(value);
+        if let Some((file, tape)) = &self.tape {
+            tape.borrow_mut().push(Stored {
+                file: *file,
+                offset,
+                value,
+            });
+        }
         if let Some(watch) = &self.watch {
             watch.after(offset);
         }

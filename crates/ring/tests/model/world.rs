@@ -14,7 +14,10 @@ use teeline_ring::{
 };
 use teeline_sync::atomic::Ordering;
 
-use crate::memory::{Fuel, View, Watch, Words, ZeroOrder, words};
+use crate::{
+    memory::{File, Fuel, Tape, View, Watch, Words, ZeroOrder, words},
+    observers::Recording,
+};
 
 const RELAXED: Ordering = Ordering::Relaxed;
 
@@ -33,11 +36,35 @@ pub(crate) enum Content {
 }
 
 #[derive(Debug, Clone)]
-struct Published {
-    content: Content,
-    sequence: u64,
-    start: u64,
-    end: u64,
+pub(crate) struct Published {
+    pub(crate) content: Content,
+    pub(crate) sequence: u64,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+impl Content {
+    /// What a frame says, and the sequence that it carries.
+    pub(crate) fn of(frame: &Frame<'_>) -> (u64, Self) {
+        match frame {
+            Frame::Message(message) => (
+                message.sequence.0,
+                Self::Message {
+                    kind: message.kind.0,
+                    payload: message.payload.to_vec(),
+                    timestamp_ns: message.timestamp_ns,
+                },
+            ),
+            Frame::Gap { first, last } => (
+                first.0,
+                Self::Gap {
+                    first: first.0,
+                    last: last.0,
+                },
+            ),
+            Frame::Epoch { .. } => panic!("nobody publishes epochs here"),
+        }
+    }
 }
 
 /// The oracle. It learns that something is published by the store that makes it so.
@@ -81,8 +108,15 @@ impl Files {
         word(entry + at::POSITION)
     }
 
-    fn slowest(&self) -> u64 {
-        (0..self.pages.len()).map(|c| self.stored(c)).min().unwrap()
+    /// The slowest consumer's position; `None` in a broadcast ring.
+    fn slowest(&self) -> Option<u64> {
+        (0..self.pages.len()).map(|c| self.stored(c)).min()
+    }
+
+    /// Whether no consumer has anything in the way of a store before `position`.
+    fn is_free(&self, position: u64, g: &Geometry) -> bool {
+        let slowest = self.slowest();
+        slowest.is_none_or(|slowest| position <= slowest + g.capacity())
     }
 }
 
@@ -103,10 +137,10 @@ impl Watch for DataWatch {
             position + 8 <= announced,
             "rule 2: {position} is written, {announced} announced"
         );
-        let slowest = self.files.slowest();
         assert!(
-            position + 8 <= slowest + g.capacity(),
-            "{position} is written over what a consumer at {slowest} has not released"
+            self.files.is_free(position + 8, g),
+            "{position} is written over what a consumer at {:?} has not released",
+            self.files.slowest()
         );
     }
 
@@ -168,7 +202,7 @@ impl Watch for ControlWatch {
         let marks = Marks::read(&truth.geometry, &control, &data, 1).expect("rule 2: announced");
         let newest = marks.newest().expect("rule 3: a mark counts");
         assert!(marks.announced <= newest.position + truth.geometry.capacity());
-        assert!(marks.announced <= self.files.slowest() + truth.geometry.capacity());
+        assert!(self.files.is_free(marks.announced, &truth.geometry));
     }
 }
 
@@ -193,6 +227,8 @@ pub(crate) struct World {
     consumers: Vec<Option<ConsumerProcess>>,
     clock_ns: u64,
     pub(crate) takeovers: u64,
+    /// What producers stored since the fork.
+    tape: Tape,
 }
 
 impl World {
@@ -202,7 +238,7 @@ impl World {
         let alignment = Alignment::ALL[rng.usize(..4)];
         let capacity = alignment.capacity_min() << [0, 0, 0, 0, 1, 1, 1, 3][rng.usize(..8)];
         let geometry = Geometry::new(capacity, alignment, rng.bool()).unwrap();
-        let consumers: Vec<Name> = (0..rng.usize(1..=3))
+        let consumers: Vec<Name> = (0..rng.usize(0..=3))
             .map(|c| format!("consumer{c}").parse().unwrap())
             .collect();
         let descriptor = Descriptor {
@@ -249,6 +285,7 @@ impl World {
             consumers: consumers.iter().map(|_| None).collect(),
             clock_ns: 0,
             takeovers: 0,
+            tape: Tape::default(),
         }
     }
 
@@ -291,6 +328,21 @@ impl World {
             consumers: self.consumers.iter().map(|_| None).collect(),
             clock_ns: self.clock_ns,
             takeovers: self.takeovers,
+            tape: Tape::default(),
+        }
+    }
+
+    /// A random history of `steps` in a copy of this ring, as [`run`](Self::run), for observers.
+    pub(crate) fn record(&self, steps: usize, stores: u64) -> Recording {
+        let before = self.fork();
+        let mut history = self.fork();
+        history.run(steps, stores);
+        Recording {
+            geometry: self.geometry,
+            control: before.files.control,
+            data: before.files.data,
+            tape: history.tape.take(),
+            published: history.truth.borrow().published.clone(),
         }
     }
 
@@ -311,8 +363,9 @@ impl World {
                 55..90 => self.consume(),
                 90..94 => self.producer = None,
                 _ => {
-                    let consumer = self.rng.usize(..self.consumers.len());
-                    self.consumers[consumer] = None;
+                    if let Some(consumer) = self.some_consumer() {
+                        self.consumers[consumer] = None;
+                    }
                 }
             }
             self.check_standing();
@@ -359,7 +412,11 @@ impl World {
             0,
             "the next slot reads zero"
         );
-        assert!(self.files.slowest() <= truth.position);
+        assert!(
+            self.files
+                .slowest()
+                .is_none_or(|slowest| slowest <= truth.position)
+        );
     }
 
     fn random_fuel(&mut self, most: u64) -> Fuel {
@@ -382,20 +439,23 @@ impl World {
             let watched = |words: &Words, watch: Rc<dyn Watch>| {
                 View::new(words, &fuel).zeroing(zero_order).watched(watch)
             };
+            let tape = &self.tape;
             let control = watched(
                 &self.files.control,
                 Rc::new(ControlWatch {
                     files: self.files.clone(),
                     truth: Rc::clone(&self.truth),
                 }),
-            );
+            )
+            .taped(File::Control, tape);
             let data = watched(
                 &self.files.data,
                 Rc::new(DataWatch {
                     files: self.files.clone(),
                     truth: Rc::clone(&self.truth),
                 }),
-            );
+            )
+            .taped(File::Data, tape);
             let consumers = (0..)
                 .zip(&self.files.pages)
                 .map(|(c, page)| {
@@ -548,12 +608,20 @@ impl World {
         let writer = &self.producer.as_ref().unwrap().writer;
         let place = self.geometry.place(writer.position().0, len);
         let needed = place.end + self.geometry.slot();
-        let released = self.files.slowest();
+        let released = self
+            .files
+            .slowest()
+            .expect("a broadcast ring is never full");
         assert!(needed > released + self.geometry.capacity(), "not full");
         assert_eq!(slowest.lag, writer.position().0 - released);
     }
 
     // The consumers.
+
+    fn some_consumer(&mut self) -> Option<usize> {
+        let count = self.consumers.len();
+        (count > 0).then(|| self.rng.usize(..count))
+    }
 
     fn attach_consumer(&mut self, consumer: usize, fuel: &Fuel) {
         if self.consumers[consumer].is_some() {
@@ -589,7 +657,9 @@ impl World {
     }
 
     fn consume(&mut self) {
-        let consumer = self.rng.usize(..self.consumers.len());
+        let Some(consumer) = self.some_consumer() else {
+            return;
+        };
         let fuel = self.random_fuel(8);
         self.attach_consumer(consumer, &fuel);
         let limit = self.rng.usize(..4);
@@ -711,26 +781,12 @@ fn expect_next(truth: &Truth, read: &mut usize, frame: &Frame<'_>) {
         .published
         .get(*read)
         .expect("nothing appears that was not committed");
-    let found = match frame {
-        Frame::Message(message) => {
-            assert_eq!(message.sequence.0, expected.sequence);
-            Content::Message {
-                kind: message.kind.0,
-                payload: message.payload.to_vec(),
-                timestamp_ns: message.timestamp_ns,
-            }
-        }
-        Frame::Gap { first, last } => Content::Gap {
-            first: first.0,
-            last: last.0,
-        },
-        Frame::Epoch { .. } => panic!("nobody publishes epochs here"),
-    };
-    assert_eq!(found, expected.content);
+    let (sequence, content) = Content::of(frame);
+    assert_eq!((sequence, &content), (expected.sequence, &expected.content));
     *read += 1;
 }
 
-fn last_sequence(frame: &Published) -> u64 {
+pub(crate) fn last_sequence(frame: &Published) -> u64 {
     match frame.content {
         Content::Message { .. } => frame.sequence,
         Content::Gap { last, .. } => last,

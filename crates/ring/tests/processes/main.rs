@@ -5,6 +5,8 @@
 #![cfg(not(loom))]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod observers;
+
 use std::{
     collections::BTreeSet,
     env, fs,
@@ -42,6 +44,9 @@ fn child_process() {
         Some("producer") => producer(),
         Some("consumer") => consumer(),
         Some("opener") => opener(),
+        Some("observer") => observers::observer(),
+        Some("broadcaster") => observers::broadcaster(),
+        Some("stranger") => observers::stranger(),
         Some("remover") => remover(),
         Some("user of a small file system") => user_of_a_small_file_system(),
         Some(other) => panic!("no role {other}"),
@@ -83,7 +88,11 @@ impl Place {
 
     /// In a child: the place that its parent named.
     fn of_child() -> Self {
-        Self::at(Path::new(&env::var_os(BASE).unwrap()))
+        Self::at(&Self::base_of_child())
+    }
+
+    fn base_of_child() -> PathBuf {
+        env::var_os(BASE).unwrap().into()
     }
 
     fn child(&self, role: &str) -> Command {

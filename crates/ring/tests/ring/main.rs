@@ -2,6 +2,8 @@
 #![cfg(not(loom))]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod observers;
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
@@ -527,12 +529,10 @@ fn a_ring_of_another_shape_is_not_taken_for_the_one_that_was_asked_for() {
 #[test]
 fn a_ring_that_cannot_be_is_refused_and_leaves_nothing() {
     let base = Base::new();
-    let none = RingOptions::new(source());
-    let nine = (0..9).fold(none.clone(), |ring, c| {
+    let nine = (0..9).fold(RingOptions::new(source()), |ring, c| {
         ring.consumer(format!("c{c}").parse().unwrap())
     });
     for wrong in [
-        none,
         nine,
         options().consumer(bridge()),
         options().capacity(5000),

@@ -1,0 +1,140 @@
+//! An observer of a ring in shared memory.
+
+use std::path::Path;
+
+use teeline_core::{Epoch, Sequence, SourceId, SourceName};
+
+use crate::{
+    error::{AttachError, PollError},
+    layout::Descriptor,
+    memory::Mapped,
+    region,
+    viewer::{Join, Losses, Observed, Resume, Viewer},
+};
+
+/// Where an observer begins, and where it goes on after a loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ObserveOptions {
+    /// Where it begins to read. Default: behind the newest message.
+    pub join: Join,
+    /// Where it goes on when it was lapped. Default: as far back as is safe.
+    pub resume: Resume,
+}
+
+/// An observer of a ring: sees every message in order, or the exact range that it was too slow for. There may be any
+/// number, in any process that may read the ring, and none of them holds the producer back or can disturb it: an observer
+/// maps the ring read-only, takes no lock and opens nothing for writing.
+///
+/// What was delivered and what was reported as lost add up to what was published since it joined, number by number.
+/// Reading neither blocks nor makes a system call, and allocates only in looking for a place to go on after a loss.
+///
+/// ```
+/// # use teeline_os::{SystemClock, state::StateDir};
+/// # use teeline_ring::{AttachOptions, Frame, Join, MessageType, Producer, RingOptions};
+/// use teeline_ring::{ObserveOptions, Observed, Observer};
+///
+/// # let base = tempfile::tempdir()?;
+/// # let state = StateDir::open(base.path().join("state"))?;
+/// # let dir = base.path().join("quotes");
+/// // Without a reliable consumer its producer never waits.
+/// RingOptions::new("quotes".parse()?).create(&dir, &state, &SystemClock)?;
+/// # let mut producer = Producer::attach(&dir, &AttachOptions::default())?;
+/// # producer.from_scratch();
+/// # producer.publish(MessageType(1), b"hello")?;
+///
+/// let mut observer = Observer::attach(&dir, &ObserveOptions { join: Join::Oldest, ..Default::default() })?;
+/// observer.poll(16, |observed| match observed {
+///     Observed::Frame { frame, .. } => println!("{frame:?}"),
+///     Observed::Lapped { first, last } => println!("{first} to {last} are lost"),
+/// })?;
+/// # assert_eq!(observer.next_sequence(), Some(teeline_core::Sequence(2)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Observer {
+    viewer: Viewer<Mapped>,
+    descriptor: Descriptor,
+}
+
+impl Observer {
+    /// Attaches to the ring in directory `dir`.
+    ///
+    /// # Errors
+    /// When there is no such ring, or it may not be read, or it is damaged.
+    pub fn attach(dir: impl AsRef<Path>, options: &ObserveOptions) -> Result<Self, AttachError> {
+        region::with_current(dir.as_ref(), |region| {
+            let descriptor = region.descriptor().clone();
+            let viewer = Viewer::new(
+                descriptor.geometry,
+                descriptor.first_sequence,
+                region.control(false)?,
+                region.data(false)?,
+                options.join,
+                options.resume,
+            )
+            .map_err(|damage| region.damaged(damage))?;
+            Ok(Self { viewer, descriptor })
+        })
+    }
+
+    /// Hands up to `limit` frames to `handler`, in order, and returns how many; 0 when there is nothing new. Payloads are
+    /// copies, good until the handler returns. A loss is handed over in its place among the frames, counts as one of them,
+    /// and ends the poll: whoever wants to go on elsewhere can [`seek`](Self::seek) now. If the handler panics, the next
+    /// poll begins with the frame that it panicked in.
+    ///
+    /// # Errors
+    /// When the next frame is none that an honest producer writes. What came before it was handed out by an earlier call.
+    #[inline]
+    pub fn poll(
+        &mut self,
+        limit: usize,
+        handler: impl FnMut(Observed<'_>),
+    ) -> Result<usize, PollError> {
+        Ok(self.viewer.poll(limit, handler)?)
+    }
+
+    /// Begins anew at another place. What is passed over by that is the caller's choice: it is not counted as lost.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    pub fn seek(&mut self, join: Join) -> Result<(), PollError> {
+        Ok(self.viewer.seek(join)?)
+    }
+
+    /// The name of the ring's source.
+    #[must_use]
+    pub fn source(&self) -> &SourceName {
+        &self.descriptor.source
+    }
+
+    /// The id of the ring's source.
+    #[must_use]
+    pub fn source_id(&self) -> SourceId {
+        self.descriptor.source.id()
+    }
+
+    /// Which life of the source this ring is.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.descriptor.epoch
+    }
+
+    /// The sequence of the message that comes next; `None` while there is no place to read from: the message that was
+    /// asked for is not published, or the producer is so fast that the next poll has to look again.
+    #[must_use]
+    pub fn next_sequence(&self) -> Option<Sequence> {
+        self.viewer.next_sequence()
+    }
+
+    /// What was lost so far.
+    #[must_use]
+    pub fn losses(&self) -> Losses {
+        self.viewer.losses()
+    }
+
+    /// Whether the ring was removed or is being replaced: read what is left, then attach again.
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        region::is_retired(self.viewer.control())
+    }
+}
