@@ -3,7 +3,12 @@
 
 mod run;
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::PathBuf,
+    process::Stdio,
+};
 
 use run::{Ran, teeline};
 use serde_json::Value;
@@ -149,6 +154,84 @@ fn dump_shows_what_dead_processes_left_behind() {
     assert_eq!(objects[1]["payload_hex"], "00ff");
 }
 
+/// A `tail` of a ring of which everything is there, until the ring is removed.
+fn tailed(args: &[&str]) -> Ran {
+    let rings = Rings::new();
+    let dir = rings.create_used();
+    let tail = teeline(["ring", "tail"].into_iter().chain(args.iter().copied()));
+    let mut tail = tail.arg(&dir).command();
+    let mut tail = tail.stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(tail.stdout.take().unwrap());
+    let mut stdout = String::new();
+    // It has attached when it has said something.
+    out.read_line(&mut stdout).unwrap();
+    let mut producer = Producer::attach(&dir, &AttachOptions::default()).unwrap();
+    producer.publish(MessageType(9), b"late").unwrap();
+    drop(producer);
+    teeline_ring::remove(&dir, true).unwrap();
+    out.read_to_string(&mut stdout).unwrap();
+    Ran {
+        status: tail.wait().unwrap().code().unwrap(),
+        stdout,
+        stderr: String::new(),
+    }
+}
+
+#[test]
+fn tail_follows_a_ring_from_where_it_is_told_until_it_is_removed() {
+    let all = tailed(&["--from", "oldest"]).fine().stdout;
+    let lines: Vec<&str> = all.lines().collect();
+    assert_eq!(lines.len(), 13, "{all}");
+    assert!(lines[0].contains("#1 ") && lines[0].ends_with("type 7  \"m1\""));
+    assert!(lines[9].ends_with("gap: 10 to 12 never came"), "{all}");
+    assert!(lines[11].contains("#14 ") && lines[11].ends_with("\"late\""));
+    assert_eq!(lines[12], "the ring was removed; 0 lost in 0 laps");
+
+    let some = tailed(&["--from", "9", "--json"]).fine().objects();
+    let numbers: Vec<_> = some.iter().map(|line| line["sequence"].as_u64()).collect();
+    assert_eq!(numbers, [Some(9), Some(10), Some(13), Some(14), None]);
+    assert_eq!(some[3]["payload_hex"], "6c617465");
+    assert_eq!(some[4]["lost_msgs"], 0);
+
+    let wrong = teeline(["ring", "tail", "--from", "yesterday", "x"]).run();
+    assert!(wrong.status == 2 && wrong.stderr.contains("neither `newest`"));
+}
+
+#[test]
+fn tail_says_what_was_written_over_before_it_came() {
+    let rings = Rings::new();
+    let dir = rings.base.path().join("quotes");
+    RingOptions::new("quotes".parse().unwrap())
+        .capacity(1024)
+        .create(&dir, &rings.state, &SystemClock)
+        .unwrap();
+    let mut producer = Producer::attach(&dir, &AttachOptions::default()).unwrap();
+    producer.from_scratch();
+    for _ in 0..100 {
+        producer.publish(MessageType(1), b"quote").unwrap();
+    }
+    let tail = teeline(["ring", "tail", "--json", "--from", "1"]).arg(&dir);
+    let mut tail = tail.command().stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines();
+    let mut line = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
+    let lapped = line();
+    assert_eq!(
+        (&lapped["frame"], &lapped["sequence"]),
+        (&"lapped".into(), &1.into())
+    );
+    let last = lapped["last"].as_u64().unwrap();
+    assert!((80..100).contains(&last), "{lapped}");
+    for number in last + 1..=100 {
+        assert_eq!(line()["sequence"], number);
+    }
+    // Without a word, since nobody may remove what is in use: a signal ends it.
+    let pid = rustix::process::Pid::from_child(&tail);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let end = line();
+    assert_eq!((&end["laps"], &end["lost_msgs"]), (&1.into(), &last.into()));
+    assert_eq!(tail.wait().unwrap().code(), Some(0));
+}
+
 #[test]
 fn rm_refuses_what_is_not_drained_unless_forced() {
     let rings = Rings::new();
@@ -175,7 +258,7 @@ fn what_is_no_ring_is_refused_in_one_line() {
     let foreign = base.path().join("foreign");
     fs::create_dir(&foreign).unwrap();
     fs::write(foreign.join("ring"), [7; 20_000]).unwrap();
-    for verb in ["stat", "dump", "rm"] {
+    for verb in ["stat", "tail", "dump", "rm"] {
         for dir in [&missing, &foreign] {
             let complaint = teeline(["ring", verb]).arg(dir).run().refused();
             assert!(

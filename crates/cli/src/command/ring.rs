@@ -1,12 +1,14 @@
 //! `teeline ring`: look at rings and remove them. Looking never disturbs a ring, nor needs its processes alive.
 
+mod tail;
+
 use std::{collections::VecDeque, path::PathBuf};
 
 use clap::Subcommand;
 use serde::Serialize;
 use teeline_core::{Name, Position};
 use teeline_ring::{
-    Frame,
+    Frame, Join,
     inspect::{self, RingIdentity, RingStat, RoleStat},
 };
 
@@ -28,6 +30,15 @@ pub(crate) enum RingVerb {
     Stat {
         /// The ring's directory.
         ring: PathBuf,
+    },
+    /// Follow a ring as messages are published, without holding anybody back, and say what was missed. Ends when the ring
+    /// is removed, or at SIGINT.
+    Tail {
+        /// The ring's directory.
+        ring: PathBuf,
+        /// Where to begin: behind the newest message, at the oldest that is there, or at the message of a number.
+        #[arg(long, default_value = "newest", value_name = "newest|oldest|SEQ", value_parser = tail::parse_join)]
+        from: Join,
     },
     /// Print every frame that is still in a ring, released or not, oldest first.
     Dump {
@@ -59,6 +70,7 @@ impl RingVerb {
                 let found = inspect::stat(&ring).map_err(Failure::new)?;
                 stat(&StatLine::new(&ring.display().to_string(), &found), out)
             }
+            Self::Tail { ring, from } => tail::tail(&ring, from, out),
             Self::Dump { ring, last } => dump(&ring, last, out),
             Self::Rm { ring, force } => {
                 teeline_ring::remove(&ring, force).map_err(Failure::new)?;
