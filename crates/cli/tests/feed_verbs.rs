@@ -16,10 +16,11 @@ use serde_json::{Value, json};
 use teeline_core::Sequence;
 use teeline_feed::{
     Session,
-    capture::{ItchWriter, PcapReader, PcapWriter, Resolution},
+    capture::{ItchReader, ItchWriter, PcapReader, PcapWriter, Resolution},
     driver::{Interface, LineOptions, UdpTransport},
     wire::{Downstream, Encoder},
 };
+use teeline_ring::{AttachOptions, Consumer, Frame};
 use tempfile::TempDir;
 
 fn data(folder: &str) -> PathBuf {
@@ -210,14 +211,7 @@ fn a_file_published_is_received_byte_for_byte_whoever_starts_first() {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let real = data("itch/20191230_open_1000msgs.itch50");
-    let input = fs::read(real).unwrap_or_else(|_| {
-        let mut file = ItchWriter::new(Vec::new());
-        for number in 0..1_000 {
-            file.write(format!("message {number}").as_bytes()).unwrap();
-        }
-        file.into_inner()
-    });
+    let (_, input) = messages();
     let itch = dir.path().join("in.itch");
     fs::write(&itch, &input).unwrap();
     let state = dir.path().join("state");
@@ -283,6 +277,156 @@ fn a_file_published_is_received_byte_for_byte_whoever_starts_first() {
         (&published["messages"], &published["send_failures"]),
         (&json!(1_000), &json!(0))
     );
+}
+
+/// The messages of a real file, or ones made up where it is not to be had, and the same as a file.
+fn messages() -> (Vec<Vec<u8>>, Vec<u8>) {
+    let file = fs::read(data("itch/20191230_open_1000msgs.itch50")).unwrap_or_else(|_| {
+        let mut file = ItchWriter::new(Vec::new());
+        for number in 0..1_000 {
+            file.write(format!("message {number}").as_bytes()).unwrap();
+        }
+        file.into_inner()
+    });
+    let mut reader = ItchReader::new(file.as_slice());
+    let mut messages = Vec::new();
+    while let Some(message) = reader.next_message().unwrap() {
+        messages.push(message.to_vec());
+    }
+    (messages, file)
+}
+
+#[test]
+fn a_feed_is_relayed_into_a_ring_stored_in_a_log_and_served_from_it() {
+    let Some(line) = line(3, 1) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (messages, input) = messages();
+    fs::write(path("in.itch"), &input).unwrap();
+    let (from_publisher, from_log) = (free_address(), free_address());
+    let publisher = start([
+        "feed",
+        "publish",
+        &path("in.itch"),
+        "--source",
+        "md.a",
+        "--line",
+        &line,
+        "--requests",
+        &from_publisher,
+        "--allow",
+        "127.0.0.0/8",
+        "--linger",
+        "12",
+        "--state",
+        &path("state"),
+    ]);
+    let relay = start([
+        "--json",
+        "feed",
+        "relay",
+        &path("ring"),
+        "--source",
+        "md.a",
+        "--consumer",
+        "test",
+        "--capacity",
+        "1048576",
+        "--type",
+        "50",
+        "--line",
+        &line,
+        "--server",
+        &from_publisher,
+        "--until-end",
+        "--state",
+        &path("other-state"),
+    ]);
+    let store = start([
+        "--json",
+        "feed",
+        "store",
+        "--log",
+        &path("log"),
+        "--topic",
+        "md.a",
+        "--source",
+        "md.a",
+        "--line",
+        &line,
+        "--server",
+        &from_publisher,
+        "--until-end",
+    ]);
+    let relayed = end(relay).fine();
+    assert_eq!(relayed.objects().last().unwrap()["messages"], 1_000);
+    let stored = end(store).fine();
+    let stored = &stored.objects()[0];
+    assert_eq!(
+        (&stored["stored"], &stored["ended"]),
+        (&json!(1_000), &json!(true))
+    );
+
+    // The ring holds the file's messages under the feed's numbers.
+    let name = "test".parse().unwrap();
+    let mut consumer = Consumer::attach(path("ring"), &name, &AttachOptions::default()).unwrap();
+    let mut found = Vec::new();
+    let polled = consumer.poll(usize::MAX, |frame| {
+        if let Frame::Message(message) = frame {
+            found.push(message.payload.to_vec());
+            assert_eq!(
+                (message.sequence.0, message.kind.0),
+                (found.len() as u64, 50)
+            );
+        }
+    });
+    polled.unwrap();
+    assert!(found == messages, "message for message");
+
+    // Whoever comes later gets everything from the log.
+    let server = teeline([
+        "feed",
+        "serve",
+        "--log",
+        &path("log"),
+        "--topic",
+        "md.a",
+        "--source",
+        "md.a",
+        "--requests",
+        &from_log,
+        "--allow",
+        "127.0.0.0/8",
+    ]);
+    let mut server = server.command().stdout(Stdio::null()).spawn().unwrap();
+    let late = teeline([
+        "--json",
+        "feed",
+        "receive",
+        "--line",
+        &line,
+        "--server",
+        &from_log,
+        "--from",
+        "beginning",
+        "--deadline",
+        "10000",
+        "--out",
+        &path("out.itch"),
+    ]);
+    let late = late.run().fine();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let summary = late.objects().pop().unwrap();
+    assert_eq!(
+        (&summary["delivered"], &summary["answered_messages"]),
+        (&json!(1_000), &json!(1_000))
+    );
+    assert!(
+        fs::read(path("out.itch")).unwrap() == input,
+        "byte for byte"
+    );
+    end(publisher).fine();
 }
 
 #[test]

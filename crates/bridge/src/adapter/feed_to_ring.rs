@@ -213,6 +213,12 @@ impl<'a, T: Transport> FeedToRing<'a, T> {
         failure.map_or(Ok(received), Err)
     }
 
+    /// Whether something waits for room in the ring.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        !self.ring.pending.is_empty()
+    }
+
     /// The subscription.
     pub const fn subscription(&mut self) -> &mut Subscription<T> {
         &mut self.subscription

@@ -1,12 +1,15 @@
 //! `teeline feed`: market data over multicast, and captures of it.
 
 mod check;
+mod event;
 mod file;
-mod lines;
 mod pace;
 mod publish;
 mod receive;
 mod record;
+mod relay;
+mod serve;
+mod sockets;
 
 use std::path::PathBuf;
 
@@ -31,6 +34,12 @@ pub(crate) enum FeedVerb {
     Receive(receive::ReceiveArgs),
     /// Record what comes in on lines into a capture, until SIGTERM or SIGINT.
     Record(record::RecordArgs),
+    /// Receive a feed once and publish it into a ring, for all processes of this host.
+    Relay(relay::RelayArgs),
+    /// Record a feed of teeline's publishers into a topic of a log, in order, until SIGTERM or SIGINT.
+    Store(serve::StoreArgs),
+    /// Answer re-requests of any age from a topic that `store` recorded.
+    Serve(serve::ServeArgs),
 }
 
 impl FeedVerb {
@@ -42,6 +51,9 @@ impl FeedVerb {
             Self::Replay(replay) => replay.run(out),
             Self::Receive(receive) => receive.run(out),
             Self::Record(record) => record.run(out),
+            Self::Relay(relay) => relay.run(out),
+            Self::Store(store) => store.run(out),
+            Self::Serve(serve) => serve.run(out),
         }?;
         // A last line that did not arrive, as on a full disk, is a failure.
         out.flush()?;

@@ -11,25 +11,20 @@ use serde::Serialize;
 use teeline_core::{SourceName, time::Clock};
 use teeline_feed::{
     NoStore, Numbering, Path as Way, Prefix, Publication, PublishError, Publisher,
-    PublisherOptions, RetransmitOptions, RetransmitServer, Transport,
-    capture::Datagram,
-    driver::{UdpTransport, own_subnets},
+    PublisherOptions, Transport, capture::Datagram, driver::UdpTransport,
 };
 use teeline_os::{SystemClock, state::StateDir};
 use teeline_sync::atomic::{AtomicBool, Ordering};
 
 use super::{
     file,
-    lines::LinesArgs,
     pace::{Pace, Schedule},
+    sockets::{LinesArgs, nap, retransmit_server},
 };
 use crate::{
     command::signals::stop_on_signals,
     output::{Answer, Failure, Output},
 };
-
-/// Longest sleep while nothing is due: how soon a signal is noticed.
-const NAP: Duration = Duration::from_millis(50);
 
 /// Messages published before they are sent at the latest: fewer than the window holds.
 const BATCH_MESSAGES: usize = 1_024;
@@ -102,18 +97,7 @@ impl PublishArgs {
             linger_ns: u64::try_from(linger.as_nanos()).unwrap_or(u64::MAX / 2),
             ..PublisherOptions::default()
         };
-        let allowed = if self.allowed.is_empty() {
-            own_subnets().map_err(|error| {
-                Failure::new(format_args!("cannot list this host's subnets: {error}"))
-            })?
-        } else {
-            self.allowed
-        };
-        let server = RetransmitServer::new(RetransmitOptions {
-            packet_bytes_max,
-            allowed,
-            ..RetransmitOptions::default()
-        });
+        let server = retransmit_server(self.allowed, packet_bytes_max)?;
         let publisher = Publisher::new(numbering.session, numbering.next, options);
         let mut publication: Publication<_, NoStore> =
             Publication::new(publisher, server, None, transport, self.lines.len());
@@ -151,7 +135,7 @@ impl PublishArgs {
         {
             work(&mut publication)?;
             let due_ns = publication.deadline();
-            nap(publication.transport(), due_ns)?;
+            nap(publication.transport(), Some(due_ns))?;
         }
         report(&publication, out)?;
         Ok(Answer::Fine)
@@ -173,17 +157,9 @@ fn work_until(
     while SystemClock.monotonic_ns() < due_ns && !stop.load(Ordering::Relaxed) {
         work(publication)?;
         let next_ns = publication.deadline().min(due_ns);
-        nap(publication.transport(), next_ns)?;
+        nap(publication.transport(), Some(next_ns))?;
     }
     Ok(())
-}
-
-/// Waits until `due_ns` or until something comes in, and not for long.
-fn nap(transport: &mut UdpTransport, due_ns: u64) -> Result<(), Failure> {
-    let until = Duration::from_nanos(due_ns.saturating_sub(SystemClock.monotonic_ns()));
-    transport
-        .wait(until.min(NAP))
-        .map_err(|error| Failure::new(format_args!("cannot wait for packets: {error}")))
 }
 
 fn report(publication: &Publication<UdpTransport>, out: &mut Output) -> Result<(), Failure> {
@@ -266,7 +242,7 @@ impl ReplayArgs {
             };
             let due_ns = schedule.due_ns(captured.timestamp_ns);
             while SystemClock.monotonic_ns() < due_ns && !stop.load(Ordering::Relaxed) {
-                nap(&mut transport, due_ns)?;
+                nap(&mut transport, Some(due_ns))?;
             }
             line.packets += 1;
             for way in (0..self.lines.len()).map(Way::Line) {

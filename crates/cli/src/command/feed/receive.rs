@@ -1,27 +1,25 @@
 //! `teeline feed receive`: a feed in order.
 
-use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{path::PathBuf, str::FromStr};
 
 use clap::Args;
 use serde::Serialize;
 use teeline_core::{Sequence, time::Clock};
 use teeline_feed::{
-    Event, LineStats, Receiver, ReceiverOptions, ReceiverState, RequestOptions, Session, Sessions,
-    Start, Subscription, Transport,
-    capture::ItchWriter,
-    driver::{UdpTransport, any_address},
+    Event, LineStats, ReceiverState, Session, Sessions, Start, Subscription, capture::ItchWriter,
+    driver::UdpTransport,
 };
 use teeline_os::SystemClock;
 use teeline_sync::atomic::Ordering;
 
-use super::{file, lines::LinesArgs};
+use super::{
+    event, file,
+    sockets::{SubscribeArgs, nap},
+};
 use crate::{
     command::signals::stop_on_signals,
     output::{Answer, Failure, Output},
 };
-
-/// Longest sleep while nothing comes in: how soon a signal is noticed.
-const NAP: Duration = Duration::from_millis(50);
 
 /// Datagrams taken in one turn.
 const DATAGRAMS_PER_TURN: usize = 256;
@@ -29,19 +27,13 @@ const DATAGRAMS_PER_TURN: usize = 256;
 #[derive(Debug, Args)]
 pub(crate) struct ReceiveArgs {
     #[command(flatten)]
-    lines: LinesArgs,
-    /// A re-request server. Several are asked in turn.
-    #[arg(long = "server", value_name = "ADDRESS:PORT")]
-    servers: Vec<SocketAddr>,
+    feed: SubscribeArgs,
     /// Where to begin: `now`, `beginning`, or a number.
     #[arg(long, default_value = "now")]
     from: From,
     /// Follow this session alone.
     #[arg(long)]
     session: Option<Session>,
-    /// How long a gap may hold back what follows it, in milliseconds.
-    #[arg(long, default_value_t = 1_000, value_name = "MS")]
-    deadline: u64,
     /// Write the messages into this ITCH file.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -69,104 +61,6 @@ impl FromStr for From {
             },
         };
         Ok(Self(start))
-    }
-}
-
-/// Something that is not a message.
-#[derive(Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-enum EventLine {
-    Session {
-        session: String,
-        next: u64,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        from: Option<String>,
-        end_witnessed: bool,
-    },
-    Gap {
-        first: u64,
-        last: u64,
-        reason: String,
-    },
-    EndOfSession {
-        session: String,
-        next: u64,
-    },
-    NumberingWentBack {
-        line: usize,
-        heard: u64,
-        expected: u64,
-    },
-}
-
-impl EventLine {
-    /// `None` for messages.
-    fn new(event: &Event<'_>) -> Option<Self> {
-        Some(match event {
-            Event::Message { .. } => return None,
-            Event::Gap {
-                first,
-                last,
-                reason,
-            } => Self::Gap {
-                first: first.0,
-                last: last.0,
-                reason: format!("{reason:?}").to_lowercase(),
-            },
-            Event::SessionChange {
-                from,
-                end_witnessed,
-                to,
-                next,
-            } => Self::Session {
-                session: to.to_string(),
-                next: next.0,
-                from: from.map(|from| from.to_string()),
-                end_witnessed: *end_witnessed,
-            },
-            Event::EndOfSession { session, next } => Self::EndOfSession {
-                session: session.to_string(),
-                next: next.0,
-            },
-            Event::NumberingWentBack {
-                line,
-                heard,
-                expected,
-            } => Self::NumberingWentBack {
-                line: *line,
-                heard: heard.0,
-                expected: expected.0,
-            },
-        })
-    }
-
-    fn sentence(&self) -> String {
-        match self {
-            Self::Session {
-                session,
-                next,
-                from: Some(from),
-                end_witnessed: false,
-            } => format!(
-                "session {session} from {next} on; {from} ended without a word, it may have had more"
-            ),
-            Self::Session { session, next, .. } => format!("session {session} from {next} on"),
-            Self::Gap {
-                first,
-                last,
-                reason,
-            } => format!("lost {first} to {last}: {reason}"),
-            Self::EndOfSession { session, next } => {
-                format!("session {session} ended before {next}")
-            }
-            Self::NumberingWentBack {
-                line,
-                heard,
-                expected,
-            } => format!(
-                "line {line} sends old numbers again, {heard} where {expected} was expected: its publisher was restarted without its record"
-            ),
-        }
     }
 }
 
@@ -201,23 +95,8 @@ struct LineSummary {
 impl ReceiveArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let stop = stop_on_signals()?;
-        let requests = (!self.servers.is_empty()).then(|| any_address(self.lines.is_ipv6()));
-        let transport = UdpTransport::receiver(&self.lines.options(), requests);
-        let transport = transport.map_err(Failure::new)?;
-        let receiver = Receiver::new(ReceiverOptions {
-            lines: self.lines.len(),
-            servers: self.servers.len(),
-            start: self.from.0,
-            sessions: self.session.map_or(Sessions::Follow, Sessions::Only),
-            requests: RequestOptions {
-                deadline_ns: self.deadline.saturating_mul(1_000_000),
-                ..RequestOptions::default()
-            },
-            // Receivers that are started together must not ask together.
-            seed: SystemClock.wall_ns() ^ u64::from(std::process::id()),
-            ..ReceiverOptions::default()
-        });
-        let mut subscription = Subscription::new(receiver, self.servers, transport);
+        let sessions = self.session.map_or(Sessions::Follow, Sessions::Only);
+        let mut subscription = self.feed.subscribe(self.from.0, sessions)?;
         let mut file = match &self.out {
             Some(path) => Some((path, ItchWriter::new(file::create(path)?))),
             None => None,
@@ -232,7 +111,7 @@ impl ReceiveArgs {
                     (Event::Message { bytes, .. }, Some((path, file))) => file
                         .write(bytes)
                         .map_err(|error| file::unwritable(path, &error)),
-                    _ => EventLine::new(&event).map_or(Ok(()), |line| print(&line, out)),
+                    _ => event::print(&event, out),
                 };
                 if let Err(error) = done {
                     failure.get_or_insert(error);
@@ -245,12 +124,8 @@ impl ReceiveArgs {
                 return Err(failure);
             }
             if received == 0 {
-                let until = subscription.deadline().map_or(NAP, |due_ns| {
-                    Duration::from_nanos(due_ns.saturating_sub(now_ns)).min(NAP)
-                });
-                subscription.transport().wait(until).map_err(|error| {
-                    Failure::new(format_args!("cannot wait for packets: {error}"))
-                })?;
+                let due_ns = subscription.deadline();
+                nap(subscription.transport(), due_ns)?;
             }
         }
         if let Some((path, file)) = file {
@@ -259,16 +134,6 @@ impl ReceiveArgs {
         }
         summary(&mut subscription, out)
     }
-}
-
-fn print(line: &EventLine, out: &mut Output) -> Result<(), Failure> {
-    if out.is_json() {
-        out.object(line)?;
-    } else {
-        out.line(line.sentence())?;
-    }
-    // Whoever watches wants to know now.
-    out.flush()
 }
 
 fn summary(

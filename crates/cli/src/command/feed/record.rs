@@ -1,6 +1,6 @@
 //! `teeline feed record`: lines into a capture.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
 use serde::Serialize;
@@ -13,14 +13,14 @@ use teeline_feed::{
 use teeline_os::SystemClock;
 use teeline_sync::atomic::Ordering;
 
-use super::{file, lines::LinesArgs};
+use super::{
+    file,
+    sockets::{LinesArgs, nap},
+};
 use crate::{
     command::signals::stop_on_signals,
     output::{Answer, Failure, Output},
 };
-
-/// Longest sleep while nothing comes in: how soon a signal is noticed.
-const NAP: Duration = Duration::from_millis(50);
 
 /// Datagrams taken in one turn.
 const DATAGRAMS_PER_TURN: usize = 256;
@@ -70,9 +70,7 @@ impl RecordArgs {
             packets += received as u64;
             if received == 0 {
                 capture.flush().map_err(unwritable)?;
-                transport.wait(NAP).map_err(|error| {
-                    Failure::new(format_args!("cannot wait for packets: {error}"))
-                })?;
+                nap(&mut transport, None)?;
             }
         }
         capture.flush().map_err(unwritable)?;

@@ -1,0 +1,148 @@
+//! Multicast lines on the command line, and waiting for what comes in on them.
+
+use std::{net::SocketAddr, str::FromStr, time::Duration};
+
+use clap::Args;
+use teeline_core::time::Clock;
+use teeline_feed::{
+    Prefix, Receiver, ReceiverOptions, RequestOptions, RetransmitOptions, RetransmitServer,
+    Sessions, Start, Subscription, Transport,
+    driver::{Interface, LineOptions, UdpTransport, any_address, own_subnets},
+};
+use teeline_os::SystemClock;
+
+use crate::output::Failure;
+
+/// Longest sleep while nothing comes in: how soon a signal is noticed.
+const NAP: Duration = Duration::from_millis(50);
+
+/// A group and port, and the interface to use: `239.1.1.1:4000@eth1`, `[ff15::1]:4000@eth1`, `239.1.1.1:4000@10.1.0.0/16`.
+#[derive(Debug, Clone)]
+pub(super) struct LineArg {
+    group: SocketAddr,
+    interface: Interface,
+}
+
+impl FromStr for LineArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (group, interface) = text
+            .split_once('@')
+            .filter(|(_, interface)| !interface.is_empty())
+            .ok_or("name the interface behind an @: 239.1.1.1:4000@eth1")?;
+        Ok(Self {
+            group: group.parse().map_err(|_| {
+                format!(
+                    "`{group}` is not a group and port such as 239.1.1.1:4000 or [ff15::1]:4000"
+                )
+            })?,
+            interface: interface
+                .parse()
+                .map_err(|error: teeline_feed::NotAPrefix| error.to_string())?,
+        })
+    }
+}
+
+/// The lines of a feed, and how their sockets are set up.
+#[derive(Debug, Args)]
+pub(super) struct LinesArgs {
+    /// A line: group, port and interface (by name, address or prefix). Give two for lines A and B.
+    #[arg(long = "line", value_name = "GROUP:PORT@INTERFACE", required = true)]
+    lines: Vec<LineArg>,
+    /// Socket buffer to ask for, in bytes.
+    #[arg(long, value_name = "BYTES")]
+    buffer: Option<usize>,
+    /// Refuse to start if the kernel gives a smaller buffer.
+    #[arg(long, requires = "buffer")]
+    strict: bool,
+}
+
+impl LinesArgs {
+    /// The lines as the sockets take them.
+    pub(super) fn options(&self) -> Vec<LineOptions> {
+        let options = |line: &LineArg| LineOptions {
+            buffer_bytes: self.buffer,
+            strict: self.strict,
+            ..LineOptions::new(line.group, line.interface.clone())
+        };
+        self.lines.iter().map(options).collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.lines.len()
+    }
+
+    pub(super) fn is_ipv6(&self) -> bool {
+        self.lines.iter().any(|line| line.group.is_ipv6())
+    }
+}
+
+/// A feed to receive.
+#[derive(Debug, Args)]
+pub(super) struct SubscribeArgs {
+    #[command(flatten)]
+    lines: LinesArgs,
+    /// A re-request server. Several are asked in turn.
+    #[arg(long = "server", value_name = "ADDRESS:PORT")]
+    servers: Vec<SocketAddr>,
+    /// How long a gap may hold back what follows it, in milliseconds.
+    #[arg(long, default_value_t = 1_000, value_name = "MS")]
+    deadline: u64,
+}
+
+impl SubscribeArgs {
+    /// Joins the lines.
+    pub(super) fn subscribe(
+        self,
+        start: Start,
+        sessions: Sessions,
+    ) -> Result<Subscription<UdpTransport>, Failure> {
+        let requests = (!self.servers.is_empty()).then(|| any_address(self.lines.is_ipv6()));
+        let transport = UdpTransport::receiver(&self.lines.options(), requests);
+        let transport = transport.map_err(Failure::new)?;
+        let receiver = Receiver::new(ReceiverOptions {
+            lines: self.lines.len(),
+            servers: self.servers.len(),
+            start,
+            sessions,
+            requests: RequestOptions {
+                deadline_ns: self.deadline.saturating_mul(1_000_000),
+                ..RequestOptions::default()
+            },
+            // Receivers that are started together must not ask together.
+            seed: SystemClock.wall_ns() ^ u64::from(std::process::id()),
+            ..ReceiverOptions::default()
+        });
+        Ok(Subscription::new(receiver, self.servers, transport))
+    }
+}
+
+/// A re-request server that answers `allowed`, or this host's own subnets if that is empty.
+pub(super) fn retransmit_server(
+    allowed: Vec<Prefix>,
+    packet_bytes_max: usize,
+) -> Result<RetransmitServer, Failure> {
+    let allowed = if allowed.is_empty() {
+        own_subnets().map_err(|error| {
+            Failure::new(format_args!("cannot list this host's subnets: {error}"))
+        })?
+    } else {
+        allowed
+    };
+    Ok(RetransmitServer::new(RetransmitOptions {
+        packet_bytes_max,
+        allowed,
+        ..RetransmitOptions::default()
+    }))
+}
+
+/// Waits until `due_ns`, or until something comes in, and not for long.
+pub(super) fn nap(transport: &mut UdpTransport, due_ns: Option<u64>) -> Result<(), Failure> {
+    let until = due_ns.map_or(NAP, |due_ns| {
+        Duration::from_nanos(due_ns.saturating_sub(SystemClock.monotonic_ns()))
+    });
+    transport
+        .wait(until.min(NAP))
+        .map_err(|error| Failure::new(format_args!("cannot wait for packets: {error}")))
+}
