@@ -528,7 +528,7 @@ fn resolve(wanted: &Interface, group: SocketAddr) -> Result<Found, DriverError> 
         });
     };
     let name = found.name.clone();
-    if !found.is_oper_up() {
+    if !is_up(found) {
         return Err(DriverError::InterfaceDown { name });
     }
     let no_address = || DriverError::NoAddress {
@@ -548,6 +548,15 @@ fn resolve(wanted: &Interface, group: SocketAddr) -> Result<Found, DriverError> 
             IpAddr::V6(_) => None,
         })
         .ok_or_else(no_address)
+}
+
+/// Whether somebody brought the interface up. One without a carrier will work when its cable is plugged in.
+fn is_up(interface: &if_addrs::Interface) -> bool {
+    const IFF_UP: u32 = 1;
+    fs::read_to_string(format!("/sys/class/net/{}/flags", interface.name))
+        .ok()
+        .and_then(|flags| u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).ok())
+        .map_or(interface.is_oper_up(), |flags| flags & IFF_UP != 0)
 }
 
 /// The subnets of this host's own interfaces: who a re-request server answers unless somebody else is named.
