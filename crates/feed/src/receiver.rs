@@ -465,9 +465,12 @@ impl Receiver {
                 let stream = &mut self.streams[at];
                 let messages = packet.messages();
                 let accepted = stream.accept(now_ns, bytes, messages, Origin::OldLine, turn);
-                self.arbiter.line(line).messages += accepted.new + accepted.duplicates;
-                self.arbiter.line(line).first_copies += accepted.new;
-                self.arbiter.line(line).duplicates += accepted.duplicates;
+                let stats = self.arbiter.line(line);
+                stats.messages += accepted.new + accepted.duplicates;
+                stats.first_copies += accepted.new;
+                stats.duplicates += accepted.duplicates;
+                // The session was left: what goes beyond its gaps is not wanted any more.
+                stats.wrong_session += u64::from(accepted.new + accepted.duplicates == 0);
             }
             None if !self.may_follow(session) => self.arbiter.line(line).wrong_session += 1,
             None if self.streams.is_empty() => {

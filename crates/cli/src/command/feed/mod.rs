@@ -3,6 +3,7 @@
 mod check;
 mod event;
 mod file;
+mod live;
 mod pace;
 mod publish;
 mod receive;

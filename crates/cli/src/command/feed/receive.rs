@@ -14,6 +14,7 @@ use teeline_sync::atomic::Ordering;
 
 use super::{
     event, file,
+    live::LiveLine,
     sockets::{SubscribeArgs, nap},
 };
 use crate::{
@@ -101,6 +102,7 @@ impl ReceiveArgs {
             Some(path) => Some((path, ItchWriter::new(file::create(path)?))),
             None => None,
         };
+        let mut live = LiveLine::new(out.is_json())?;
         while !stop.load(Ordering::Relaxed)
             && subscription.receiver().state() != ReceiverState::Ended
         {
@@ -111,7 +113,8 @@ impl ReceiveArgs {
                     (Event::Message { bytes, .. }, Some((path, file))) => file
                         .write(bytes)
                         .map_err(|error| file::unwritable(path, &error)),
-                    _ => event::print(&event, out),
+                    (Event::Message { .. }, None) => Ok(()),
+                    _ => live.suspend(|| event::print(&event, out)),
                 };
                 if let Err(error) = done {
                     failure.get_or_insert(error);
@@ -123,11 +126,13 @@ impl ReceiveArgs {
             if let Some(failure) = failure {
                 return Err(failure);
             }
+            live.update(now_ns, subscription.receiver());
             if received == 0 {
                 let due_ns = subscription.deadline();
                 nap(subscription.transport(), due_ns)?;
             }
         }
+        drop(live);
         if let Some((path, file)) = file {
             std::io::Write::flush(&mut file.into_inner())
                 .map_err(|error| file::unwritable(path, &error))?;
