@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     command::signals::stop_on_signals,
-    output::{Answer, Failure, Output},
+    output::{Answer, Failure, Output, complain},
 };
 
 /// Messages published before they are sent at the latest: fewer than the window holds.
@@ -138,8 +138,24 @@ impl PublishArgs {
             nap(publication.transport(), Some(due_ns))?;
         }
         report(&publication, out)?;
-        Ok(Answer::Fine)
+        Ok(if silent_lines(&publication) == 0 {
+            Answer::Fine
+        } else {
+            Answer::No
+        })
     }
+}
+
+/// Complains about lines that took no packet at all; how many there are.
+fn silent_lines(publication: &Publication<UdpTransport>) -> usize {
+    let mut silent = 0;
+    for (at, line) in publication.lines().iter().enumerate() {
+        if let (0, Some(failure)) = (line.packets, line.last_failure) {
+            complain(&format_args!("line {at} took no packet: {failure}"));
+            silent += 1;
+        }
+    }
+    silent
 }
 
 fn work(publication: &mut Publication<UdpTransport>) -> Result<(), Failure> {
