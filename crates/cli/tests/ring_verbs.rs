@@ -210,6 +210,11 @@ fn tail_says_what_was_written_over_before_it_came() {
     for _ in 0..100 {
         producer.publish(MessageType(1), b"quote").unwrap();
     }
+    let stat = teeline(["ring", "stat"]).arg(&dir).run().fine().stdout;
+    assert!(
+        stat.ends_with("consumers  none: the producer waits for nobody\n"),
+        "{stat}"
+    );
     let tail = teeline(["ring", "tail", "--json", "--from", "1"]).arg(&dir);
     let mut tail = tail.command().stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines();

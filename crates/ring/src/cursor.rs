@@ -190,6 +190,13 @@ impl Geometry {
         position & self.slot().wrapping_sub(1) == 0
     }
 
+    /// Whether nothing from `position` on was written over while nothing at or beyond `announced` was written to, which
+    /// lies behind it. So exactly a capacity between them is not too much.
+    #[inline]
+    pub const fn is_whole(&self, position: u64, announced: u64) -> bool {
+        announced.wrapping_sub(position) <= self.capacity()
+    }
+
     /// Bytes that a frame with a payload of `len` takes, on the alignment.
     #[inline]
     pub const fn frame_bytes(&self, len: u64) -> u64 {

@@ -65,7 +65,7 @@ impl Marks {
         let safe = |position: u64| {
             geometry.is_aligned(position)
                 && position < announced
-                && announced - position <= geometry.capacity()
+                && geometry.is_whole(position, announced)
         };
         let mut found: Vec<(Mark, usize)> = (0..at::MARKS_COUNT)
             .filter_map(|entry| {

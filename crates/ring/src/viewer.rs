@@ -221,7 +221,7 @@ impl<M: Memory> Viewer<M> {
         if announced < cursor.position {
             return Err(short_of(announced, cursor.position));
         }
-        if announced - cursor.position > self.geometry.capacity() {
+        if !self.geometry.is_whole(cursor.position, announced) {
             self.state = State::Lapped(cursor.next);
             return Ok(Step::Moved);
         }
@@ -279,9 +279,7 @@ impl<M: Memory> Viewer<M> {
             let announced = self.horizon.after_reading(&self.geometry)?;
             match found {
                 // Nothing from where the walk began was written over before it ended.
-                Ok((from, cursor))
-                    if announced.wrapping_sub(from.position) <= self.geometry.capacity() =>
-                {
+                Ok((from, cursor)) if self.geometry.is_whole(from.position, announced) => {
                     return Ok(cursor.map(|cursor| (cursor, self.lost_before(cursor))));
                 }
                 Err(damage) if announced == marks.announced => return Err(damage),

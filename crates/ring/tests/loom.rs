@@ -11,7 +11,9 @@
 //!
 //! Weakened on purpose once, each of these was noticed: word 0 stored relaxed, or loaded relaxed; the consumer's position
 //! and selector stored relaxed; the position loaded relaxed; an entry believed without looking at the selector again;
-//! takeover zeroing the word 0 that a living consumer polls.
+//! takeover zeroing the word 0 that a living consumer polls; an observer without its acquire fence; announcing without the
+//! release fence; takeover without it; the lap test one slot late. Not noticed: marks stored or loaded relaxed, since a
+//! frame of an older lap would have to carry the mark's sequence, which it can only behind an epoch frame.
 #![cfg(loom)]
 #![expect(unsafe_code, reason = "loom hands out a cell's content as a pointer")]
 #![expect(
@@ -458,21 +460,27 @@ fn an_observer_is_lapped_in_a_ring_of_two_frames_and_believes_no_mixed_one() {
 /// A producer dies at a store, and what the next one clears is under an observer's eyes.
 #[test]
 fn an_observer_believes_nothing_that_a_successor_clears() {
-    for stores in 0..12 {
+    for stores in 0..16 {
         check(move || {
             let ring = Ring::of_three().broadcast();
             let mut observer = ring.observer();
             let mut writer = ring.producer(u64::MAX);
-            ring.publish_through(&mut writer, 3);
+            ring.publish_through(&mut writer, 2);
             let observing = thread::spawn({
                 let ring = ring.clone();
-                move || ring.observe_through(&mut observer, 4)
+                move || ring.observe_through(&mut observer, 1)
             });
-            writer.data().fuel.set(stores);
-            ring.publish_through(&mut writer, 4);
-            drop(writer);
+            // In a thread of its own: what it has announced is not the successor's to have said.
+            let dying = thread::spawn({
+                let ring = ring.clone();
+                move || {
+                    writer.data().fuel.set(stores);
+                    ring.publish_through(&mut writer, 3);
+                }
+            });
+            dying.join().unwrap();
             let mut successor = ring.producer(u64::MAX);
-            ring.publish_through(&mut successor, 4);
+            ring.publish_through(&mut successor, 3);
             observing.join().unwrap();
         });
     }

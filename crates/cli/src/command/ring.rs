@@ -267,6 +267,10 @@ fn stat(line: &StatLine, out: &mut Output) -> Result<Answer, Failure> {
         line.last_sequence, line.position
     ))?;
     out.line(format_args!("producer   {}", line.producer.text))?;
+    if line.consumers.is_empty() {
+        out.line("consumers  none: the producer waits for nobody")?;
+        return Ok(Answer::Fine);
+    }
     let rows: Vec<Vec<String>> = line
         .consumers
         .iter()

@@ -14,6 +14,11 @@
 //! slot, or one slot off; frames of half a capacity; word 0 stored before the sequence; `release` one frame too far. Not
 //! noticed: taking a mark for good that is more than a capacity old, whose frame must then carry its sequence by chance.
 //!
+//! Observers look at recordings of such histories. Broken on purpose once, each of these was noticed: the lap test one slot
+//! late, or one slot early; a zero word believed without it; asking what is announced before the copy instead of after; a
+//! place to go on that was written over while it was looked for; a lost range that begins one too far; a limit in a ring
+//! without consumers.
+//!
 //! A history that fails prints its seed: `TEELINE_SEED=seed` runs that one alone, `TEELINE_HISTORIES=n` more of them.
 #![cfg(not(loom))]
 #![expect(

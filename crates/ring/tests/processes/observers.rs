@@ -21,7 +21,7 @@ use teeline_ring::{
 };
 use teeline_sync::thread;
 
-use crate::{Place, bridge, check, impatient, kill, number_from, options, publish};
+use crate::{Place, bridge, check, drain, impatient, kill, number_from, options, publish};
 
 /// A ring whose producer waits for nobody.
 fn broadcast() -> RingOptions {
@@ -172,32 +172,49 @@ pub(crate) fn broadcaster() {
     }
 }
 
-/// HAZARDS RB-21: whoever comes first, and whoever comes again, in a ring that waits and in one that does not: the observer
-/// gets every number; a producer that lives for a moment is noticed.
+/// HAZARDS RB-21: whoever comes first (producer, consumer, observer), and whoever comes again, in a ring that waits and in
+/// one that does not: consumer and observer get every number, also of a producer that lived for a moment.
 #[test]
-fn observers_and_producers_start_in_any_order() {
-    for ring in [broadcast(), options()] {
-        for order in ["OP", "PO", "OPP", "POP", "OPOP", "POOP"] {
-            let (_base, place) = Place::new();
-            let none = Observer::attach(place.ring(), &ObserveOptions::default());
-            assert!(matches!(none, Err(AttachError::NotFound { .. })));
-            create(&place, &ring);
-            let mut observer: Option<(Observer, Account)> = None;
-            let mut published = 0;
-            for who in order.chars() {
-                if who == 'O' {
-                    observer = Some((observe(&place), Account::default()));
-                } else {
+fn whoever_starts_in_whatever_order_every_number_arrives() {
+    let waiting = ["COP", "PCO", "CPOPP", "POCP", "OPCPOP", "PPOCCP", "PCPCPO"];
+    let broadcasting = ["OP", "PO", "OPP", "POP", "OPOP", "POOP"];
+    let rings = [(options(), &waiting[..]), (broadcast(), &broadcasting[..])];
+    for (ring, order) in rings
+        .iter()
+        .flat_map(|(ring, orders)| orders.iter().map(move |o| (ring, o)))
+    {
+        let (_base, place) = Place::new();
+        let none = Observer::attach(place.ring(), &ObserveOptions::default());
+        assert!(matches!(none, Err(AttachError::NotFound { .. })));
+        create(&place, ring);
+        let (mut published, mut consumed) = (0, 0);
+        let mut consumer = None;
+        let mut observer: Option<(Observer, Account)> = None;
+        for who in order.chars() {
+            match who {
+                'O' => observer = Some((observe(&place), Account::default())),
+                'C' => {
+                    drop(consumer.take());
+                    consumer =
+                        Some(Consumer::attach(place.ring(), &bridge(), &impatient()).unwrap());
+                }
+                _ => {
                     let mut producer = Producer::attach(place.ring(), &impatient()).unwrap();
                     producer.from_scratch();
                     for _ in 0..5 {
                         published = publish(&mut producer).unwrap().0;
                     }
                 }
-                if let Some((observer, account)) = &mut observer {
-                    account.drain(observer);
-                    assert_eq!((account.last, account.lost), (published, 0), "{order}");
-                }
+            }
+            if let Some(consumer) = &mut consumer {
+                let got = drain(consumer);
+                let expected = (consumed < published).then_some((consumed + 1, published));
+                assert_eq!(got, expected, "{order}");
+                consumed = published;
+            }
+            if let Some((observer, account)) = &mut observer {
+                account.drain(observer);
+                assert_eq!((account.last, account.lost), (published, 0), "{order}");
             }
         }
     }
