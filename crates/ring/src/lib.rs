@@ -35,12 +35,12 @@
 //!
 //! What it promises: compared by distinct sequence, nothing published is lost and nothing half-written is seen after a
 //! hard kill of either side at any instruction, and to an observer what is delivered and what is reported as lost add up
-//! to what was published. A consumer killed between reading and releasing sees frames again; a
-//! producer killed in a commit finds that message there or not there, and is told.
+//! to what was published. A consumer killed between reading and releasing sees frames again; a producer killed in a commit
+//! finds that message there or not there, and is told.
 //!
 //! What it does not: it is no queue between hosts and survives no reboot; what must, goes through a log.
 
-// Rules of the protocol are numbered as in DESIGN.md, section 4.
+// Rules of the protocol are numbered as in docs/formats/ring.md.
 #[cfg(not(loom))]
 mod claim;
 #[cfg(not(loom))]
