@@ -150,6 +150,7 @@ impl OfdLock {
         }
     }
 
+    /// The note is for people only: a full disk keeps nobody from a lock.
     fn write_note(&self, path: &Path) -> Result<()> {
         let pid = process::pid();
         let note = OwnerNote {
@@ -157,9 +158,10 @@ impl OfdLock {
             start_time: process::start_time(pid).unwrap_or(0),
             since_wall_ns: SystemClock.wall_ns(),
         };
-        self.file
-            .write_all_at(&note.encode(), 0)
-            .context("write the owner's note into", path)
+        match self.file.write_all_at(&note.encode(), 0) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(()),
+            written => written.context("write the owner's note into", path),
+        }
     }
 
     /// The locked file.

@@ -434,9 +434,18 @@ fn writer_in_a_full_file_system() {
     drop(second);
     child::say(error.to_string());
     child::say(format!("left {:?}", names(&base)));
+
+    let path = base.join("lock");
+    file::create_new(&path, 0o640, None).unwrap();
+    let _held = lock_within(&path, BOUNDED).unwrap();
+    child::say(format!(
+        "locked {}",
+        is_held(&file::open_read(&path).unwrap())
+    ));
 }
 
-/// HAZARDS RB-07, second half: what was reserved can be written when the file system is full: no bus error.
+/// HAZARDS RB-07, second half: what was reserved can be written when the file system is full: no bus error. And a lock can
+/// be taken, though there is no room to say by whom.
 #[test]
 fn a_region_that_was_made_can_be_written_whole_when_the_file_system_is_full() {
     let base = tempfile::tempdir().unwrap();
@@ -448,5 +457,6 @@ fn a_region_that_was_made_can_be_written_whole_when_the_file_system_is_full() {
     let said = writer.hear().unwrap();
     assert!(said.contains("4096 bytes wanted, 0 available"), "{said}");
     writer.expect(r#"left ["filler", "gw1.fills"]"#);
+    writer.expect("locked true");
     assert_eq!(writer.wait().code(), Some(0), "an exit, not a signal");
 }
