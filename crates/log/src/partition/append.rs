@@ -1,0 +1,191 @@
+//! Appending a batch: judged by what the source has stored, written, synced if the policy says so, and shown.
+
+use std::sync::Arc;
+
+use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
+
+use super::{appender::Appender, durability::CHECKPOINT_BYTES};
+use crate::{
+    Answer, AppendError, BatchAnswer, Durability, NewRecord, TopicConfig,
+    format::{
+        batch::{self, BATCH_BYTES_MAX, Header},
+        record::Fields,
+        watermark::Word,
+    },
+    producers::Verdict,
+    segment,
+};
+
+/// Checks a batch as far as that needs no look at the partition.
+pub(super) fn check_batch(
+    batch: &[NewRecord<'_>],
+    config: &TopicConfig,
+) -> Result<(), AppendError> {
+    const HEADERS_MAX: usize = u16::MAX as usize;
+    let mut bytes = batch::HEADER_BYTES;
+    for record in batch {
+        let fields = record.fields();
+        let headers = fields.headers_bytes();
+        if headers > HEADERS_MAX {
+            return Err(AppendError::TooLarge {
+                what: "the headers",
+                bytes: headers,
+                max: HEADERS_MAX,
+            });
+        }
+        if let Some(first) = record.gap_first
+            && (first == Sequence::NONE || first > record.sequence)
+        {
+            return Err(AppendError::Invalid(
+                "a gap record covers at least one sequence, from 1 on",
+            ));
+        }
+        bytes = bytes.saturating_add(fields.encoded_bytes());
+    }
+    let max = batch_bytes_max(config);
+    if bytes > max {
+        return Err(AppendError::TooLarge {
+            what: "the batch",
+            bytes,
+            max,
+        });
+    }
+    Ok(())
+}
+
+/// Largest batch of a topic.
+fn batch_bytes_max(config: &TopicConfig) -> usize {
+    BATCH_BYTES_MAX.min(usize::try_from(config.segment_bytes).unwrap_or(usize::MAX))
+}
+
+impl Appender {
+    /// Writes the batch in the builder at the log end, with the page marked dirty, and moves the end. Says where in its
+    /// segment the batch begins.
+    pub(super) fn write(&mut self, base: Offset) -> Result<(u32, Header), AppendError> {
+        let len = self.builder.length() as u64;
+        if u64::from(self.end.file_pos) + len > u64::from(self.config.segment_bytes) {
+            self.roll()?;
+        } else if self.since_checkpoint() + len > CHECKPOINT_BYTES && self.since_checkpoint() > 0 {
+            self.settle()?;
+            self.checkpoint(false)?;
+        }
+        let (term, durable, end) = (self.state.term, self.durable, self.end);
+        self.write_ahead(u64::from(end.file_pos) + len)?;
+        self.page.store(Word::Dirty, 1)?;
+        let file = Arc::clone(&self.active()?.file);
+        let (bytes, header) = self.builder.finish(batch::Place {
+            base,
+            term,
+            durable,
+            previous: end.previous,
+        });
+        if let Err(error) = file.write_at(end.file_pos.into(), bytes) {
+            // What did get written must not look like a batch later. If it cannot be erased, the page stays dirty, and
+            // whoever takes the lock next recovers.
+            if self
+                .erase(end.file_pos.into()..u64::from(end.file_pos) + len)
+                .is_ok()
+            {
+                self.page.store(Word::Dirty, 0)?;
+            }
+            return Err(error.into());
+        }
+        self.end = segment::behind(&end, &header);
+        Ok((end.file_pos, header))
+    }
+
+    /// Appends a batch of a source, with the lock held.
+    pub(super) fn append(
+        &mut self,
+        source: SourceId,
+        epoch: Epoch,
+        batch: &[NewRecord<'_>],
+        dedup: bool,
+    ) -> Result<BatchAnswer, AppendError> {
+        let verdicts = if dedup {
+            self.producers.judge(source, epoch, batch)
+        } else {
+            vec![Verdict::New; batch.len()]
+        };
+        let is_duplicate =
+            |verdict: &Verdict| matches!(verdict, Verdict::Answered(Answer::Duplicate { .. }));
+        let is_new = |verdict: &Verdict| *verdict == Verdict::New;
+        if self.config.durability != Durability::LeaveToOs && verdicts.iter().any(is_duplicate) {
+            // A duplicate is answered only for what is durable.
+            self.settle()?;
+        }
+        let stores =
+            verdicts.iter().all(|v| is_new(v) || is_duplicate(v)) && verdicts.iter().any(is_new);
+        let mut next = self.end.offset;
+        if stores {
+            let new = batch
+                .iter()
+                .zip(&verdicts)
+                .filter(|(_, verdict)| is_new(verdict));
+            self.store(source, epoch, new.map(|(record, _)| record))?;
+        }
+        let partition = self.number;
+        let answer = |verdict: &Verdict| match verdict {
+            Verdict::Answered(answer) => *answer,
+            Verdict::New if stores => {
+                let offset = next;
+                next.0 += 1;
+                Answer::Stored { partition, offset }
+            }
+            Verdict::New => Answer::Failed,
+        };
+        let answers = verdicts.iter().map(answer).collect();
+        Ok(BatchAnswer {
+            durability: self.config.durability,
+            durable: self.durable,
+            answers,
+        })
+    }
+
+    /// Writes new records as one batch, syncs it if the policy says so, and lets others see it.
+    pub(super) fn store<'a>(
+        &mut self,
+        source: SourceId,
+        epoch: Epoch,
+        records: impl Iterator<Item = &'a NewRecord<'a>>,
+    ) -> Result<(), AppendError> {
+        let append_time_ns = self.env.storage.wall_ns();
+        self.builder.clear();
+        for record in records {
+            self.builder.push(Fields {
+                append_time_ns,
+                identity: (record.sequence != Sequence::NONE).then_some(Identity {
+                    source,
+                    epoch,
+                    sequence: record.sequence,
+                }),
+                ..record.fields()
+            });
+        }
+        self.reserve_offsets()?;
+        let (file_pos, header) = self.write(self.end.offset)?;
+        let now_ns = self.env.storage.monotonic_ns();
+        let due = match self.config.durability {
+            Durability::SyncEachBatch => true,
+            Durability::SyncEvery(interval) => {
+                u128::from(now_ns.saturating_sub(self.synced_ns)) >= interval.as_nanos()
+            }
+            Durability::LeaveToOs => false,
+        };
+        if due {
+            self.active()?
+                .file
+                .sync()
+                .map_err(|error| self.stop(error))?;
+            self.durable = self.end.offset;
+            self.synced_ns = now_ns;
+        }
+        self.active()?.index.note(file_pos, &header)?;
+        self.producers.apply(&header, self.builder.bytes());
+        self.page.store(Word::End, self.end.offset.0)?;
+        self.page.store(Word::Durable, self.durable.0)?;
+        self.page.store(Word::Dirty, 0)?;
+        self.page.wake()?;
+        Ok(())
+    }
+}

@@ -1,0 +1,141 @@
+//! What is synced, and what of it is on record: the durable end, recovery points, reserved offsets, the clean mark.
+
+use std::{path::Path, sync::Arc};
+
+use teeline_core::Offset;
+
+use super::appender::Appender;
+use crate::{
+    AppendError,
+    format::{
+        snapshot::{self, Cursor},
+        state::State,
+        watermark::Word,
+    },
+    recovery,
+    segment::SCAN_BYTES_MAX,
+    storage::Storage,
+};
+
+/// Bytes between recovery points, at most: with two snapshots kept, an opening scans no more than twice this.
+pub(super) const CHECKPOINT_BYTES: u64 = SCAN_BYTES_MAX / 2;
+
+/// Offsets are reserved ahead in steps of this many, where answers come before the sync.
+const CEILING_STEP: u64 = 1 << 16;
+
+impl Appender {
+    /// Makes everything written durable.
+    pub(super) fn settle(&mut self) -> Result<(), AppendError> {
+        if self.durable == self.end.offset {
+            return Ok(());
+        }
+        self.active()?
+            .file
+            .sync()
+            .map_err(|error| self.stop(error))?;
+        self.durable = self.end.offset;
+        self.synced_ns = self.env.storage.monotonic_ns();
+        self.page.store(Word::Durable, self.durable.0)?;
+        self.page.wake()?;
+        Ok(())
+    }
+
+    /// Reads the newest slot of `state`, and makes it durable: whoever wrote it may have died before the sync.
+    pub(super) fn refresh_state(&mut self) -> Result<(), AppendError> {
+        self.state = read_state(&*self.env.storage, &self.dir)?;
+        self.state_file.sync().map_err(|error| self.stop(error))
+    }
+
+    /// Writes the next slot of `state`, durably, and only then believes it.
+    pub(super) fn write_state(&mut self, next: State) -> Result<(), AppendError> {
+        let next = State {
+            number: self.state.number + 1,
+            ..next
+        };
+        self.state_file.write_at(next.file_pos(), &next.encode())?;
+        self.state_file.sync().map_err(|error| self.stop(error))?;
+        self.state = next;
+        self.page.store(Word::StateNumber, next.number)?;
+        Ok(())
+    }
+
+    /// Moves the recovery point to the log end, which is durable: a snapshot of the producers, then the state.
+    pub(super) fn checkpoint(&mut self, clean: bool) -> Result<(), AppendError> {
+        let env = Arc::clone(&self.env);
+        let paths = recovery::snapshot_paths(&self.dir);
+        let taken =
+            recovery::read_snapshots(&*env.storage, &self.dir)?.map(|snapshot| match snapshot {
+                Some(Ok((cursor, _))) => Some(cursor),
+                _ => None,
+            });
+        if !taken.contains(&Some(self.end)) {
+            let offset = |cursor: &Option<Cursor>| cursor.map(|cursor| cursor.offset);
+            let [a, b] = taken.each_ref().map(offset);
+            // One of the same offset at another place is out of date. A missing or damaged one comes before the older.
+            let first = a == Some(self.end.offset) || b != Some(self.end.offset) && a <= b;
+            let [path_a, path_b] = &paths;
+            let path = if first { path_a } else { path_b };
+            let bytes = snapshot::encode(&self.end, &self.producers.entries());
+            env.storage
+                .replace(path, &bytes)
+                .map_err(|error| self.stop_unless_full(error))?;
+        }
+        let ceiling = if clean {
+            self.end.offset
+        } else {
+            self.state.ceiling.max(self.end.offset)
+        };
+        self.write_state(State {
+            clean,
+            ceiling,
+            durable: self.durable,
+            recovery: self.end,
+            ..self.state
+        })
+    }
+
+    pub(super) fn close(&mut self) -> Result<(), AppendError> {
+        self.settle()?;
+        if self.state.clean {
+            return Ok(());
+        }
+        self.checkpoint(true)
+    }
+
+    /// Bytes since the recovery point.
+    pub(super) fn since_checkpoint(&self) -> u64 {
+        let recovery = &self.state.recovery;
+        if recovery.segment == self.end.segment {
+            u64::from(self.end.file_pos.saturating_sub(recovery.file_pos))
+        } else {
+            CHECKPOINT_BYTES
+        }
+    }
+
+    /// Before the first append after a clean close: takes the clean mark away. Before offsets at the ceiling are
+    /// answered without being durable: raises it.
+    pub(super) fn reserve_offsets(&mut self) -> Result<(), AppendError> {
+        let end = self.end.offset.0 + u64::from(self.builder.count());
+        let raise = !self.config.durability.is_synced() && end > self.state.ceiling.0;
+        if !self.state.clean && !raise {
+            return Ok(());
+        }
+        let ceiling = if raise {
+            Offset(end + CEILING_STEP)
+        } else {
+            self.state.ceiling
+        };
+        self.write_state(State {
+            clean: false,
+            ceiling,
+            ..self.state
+        })
+    }
+}
+
+pub(super) fn read_state(storage: &dyn Storage, dir: &Path) -> Result<State, AppendError> {
+    recovery::read_state(storage, dir)?.map_err(|flaw| AppendError::Unreadable {
+        path: recovery::state_path(dir),
+        what: flaw.to_string(),
+    })
+}

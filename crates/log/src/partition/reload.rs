@@ -1,0 +1,216 @@
+//! Finding out everything anew from the files, and recovering from whoever did not finish.
+
+use std::sync::Arc;
+
+use teeline_core::Offset;
+
+use super::{appender::Appender, is_current};
+use crate::{
+    AppendError, RecoveryReport,
+    format::{
+        record::{self, Control, Fields},
+        state::State,
+        watermark::{self, Word},
+    },
+    recovery::{self, Found},
+    segment::{self, SCAN_BYTES_MAX},
+    storage::{Access, StorageError},
+};
+
+impl Appender {
+    /// Finds out everything anew from the files, and recovers if whoever was here before did not finish. After a failed
+    /// sync this is the reopening: what was not durable is forgotten.
+    pub(super) fn reload(&mut self) -> Result<(), AppendError> {
+        let env = Arc::clone(&self.env);
+        let storage = &*env.storage;
+        let dir = self.dir.clone();
+        self.active = None;
+        let current = is_current(&*self.page, storage);
+        let stopped = current && self.page.load(Word::Stopped) != 0;
+        if stopped {
+            self.state_file.drop_cached()?;
+        }
+        self.refresh_state()?;
+        let page_end = Offset(self.page.load(Word::End));
+        let page_durable = Offset(self.page.load(Word::Durable));
+        let known = if vouches(page_durable, page_end, &self.state)
+            && self.page.load(Word::Magic) == watermark::MAGIC
+        {
+            page_durable.max(self.state.durable)
+        } else {
+            self.state.durable
+        };
+        let (start, producers) =
+            recovery::scan_start(storage, &dir)?.map_err(|flaw| AppendError::Unreadable {
+                path: dir.clone(),
+                what: format!("no snapshot of producers can be read: {flaw}"),
+            })?;
+        if stopped {
+            self.forget_unsynced(start.segment, known)?;
+        }
+        let found = recovery::scan(
+            storage,
+            &dir,
+            start,
+            producers,
+            known,
+            stopped.then_some(known),
+        )?;
+        self.end = found.end;
+        // In the first look after a reboot, whatever is whole was read from the device.
+        self.durable = if current {
+            known.min(found.end.offset)
+        } else {
+            found.end.offset
+        };
+        self.producers = found.producers.clone();
+        self.damage.clone_from(&found.damage);
+        self.report = RecoveryReport {
+            end: found.readable_end,
+            recovered: false,
+            torn: found.torn.clone(),
+            lost: None,
+            damage: found.damage.clone(),
+        };
+        // A segment that was made by somebody who died may not be durable in its directory yet.
+        storage.sync_dir(&dir).map_err(|error| self.stop(error))?;
+        let settled = current
+            && !stopped
+            && self.page.load(Word::Dirty) == 0
+            && self.page.load(Word::Term) == self.state.term
+            && found.torn.is_none()
+            && found.end.offset == page_end;
+        if settled {
+            self.page.store(Word::StateNumber, self.state.number)?;
+            return Ok(());
+        }
+        if found.damage.is_some() {
+            return self.show_damaged(&found, current);
+        }
+        let answered_end = if current {
+            page_end
+        } else {
+            self.state.ceiling
+        };
+        if current {
+            self.page.store(Word::Dirty, 1)?;
+        } else {
+            // Until recovery is done, the end stands beyond every offset that may have been answered: if it is cut
+            // short, the next one still knows of them.
+            self.found_page(answered_end.max(found.end.offset))?;
+        }
+        self.recover(&found, answered_end)
+    }
+
+    /// After a failed sync the page cache and the names in the directory are not to be believed: removes the segments
+    /// that hold nothing durable, and drops what is cached of the others from `first` on.
+    pub(super) fn forget_unsynced(
+        &self,
+        first: Offset,
+        durable: Offset,
+    ) -> Result<(), StorageError> {
+        let storage = &*self.env.storage;
+        for base in segment::list(storage, &self.dir)? {
+            let path = segment::log_path(&self.dir, base);
+            if base > first && base >= durable {
+                storage.remove(&path)?;
+            } else if base >= first {
+                storage.open(&path, Access::Read)?.drop_cached()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the page count for this boot, marked dirty.
+    pub(super) fn found_page(&mut self, end: Offset) -> Result<(), StorageError> {
+        for (word, value) in [
+            (Word::Boot, 0),
+            (Word::Magic, watermark::MAGIC),
+            (Word::Dirty, 1),
+            (Word::Stopped, 0),
+            (Word::Term, self.state.term),
+            (Word::End, end.0),
+            (Word::Durable, self.durable.0),
+            (Word::LogStart, self.state.log_start.0),
+            (Word::StateNumber, self.state.number),
+            (Word::Boot, self.env.storage.boot()),
+        ] {
+            self.page.store(word, value)?;
+        }
+        Ok(())
+    }
+
+    /// Lets readers see what can be read around damage. Nothing is changed in the files.
+    pub(super) fn show_damaged(&mut self, found: &Found, current: bool) -> Result<(), AppendError> {
+        if current {
+            // Others may be appending who have not met the damage; the page is theirs.
+            return Ok(());
+        }
+        self.durable = found.readable_end;
+        self.found_page(found.readable_end)?;
+        self.page.store(Word::Dirty, 0)?;
+        self.page.wake()?;
+        Ok(())
+    }
+
+    /// Removes a torn tail, makes what is kept durable, leaves a `Lost` record where offsets below `answered_end` are
+    /// gone, and begins a new term.
+    pub(super) fn recover(
+        &mut self,
+        found: &Found,
+        answered_end: Offset,
+    ) -> Result<(), AppendError> {
+        self.report.recovered = true;
+        if let Some(torn) = &found.torn {
+            self.erase(torn.bytes.clone())?;
+        }
+        let file = Arc::clone(&self.active()?.file);
+        file.reserve(self.config.segment_bytes.into())?;
+        file.sync().map_err(|error| self.stop(error))?;
+        self.durable = self.end.offset;
+        self.state.term = self
+            .state
+            .term
+            .max(self.end.term)
+            .max(self.page.load(Word::Term))
+            + 1;
+        if self.end.offset < answered_end {
+            let first = self.end.offset;
+            let last = Offset(answered_end.max(self.state.ceiling).0 - 1);
+            self.builder.clear();
+            self.builder.push(Fields {
+                append_time_ns: self.env.storage.wall_ns(),
+                control: Some(Control::Lost { first, last }),
+                ..Fields::default()
+            });
+            self.write(Offset(last.0 + 1))?;
+            self.active()?
+                .file
+                .sync()
+                .map_err(|error| self.stop(error))?;
+            self.durable = self.end.offset;
+            self.report.lost = Some((first, last));
+        }
+        self.checkpoint(false)?;
+        for (word, value) in [
+            (Word::Term, self.state.term),
+            (Word::LogStart, self.state.log_start.0),
+            (Word::End, self.end.offset.0),
+            (Word::Durable, self.durable.0),
+            (Word::Stopped, 0),
+            (Word::Dirty, 0),
+        ] {
+            self.page.store(word, value)?;
+        }
+        self.page.wake()?;
+        self.report.end = self.end.offset;
+        Ok(())
+    }
+}
+
+/// Whether the page's word on what is durable counts, even if it is of an earlier boot: it is stored after the sync and
+/// only grows. But a page is never synced, so that it may hold anything; then it is most likely out of all proportion.
+fn vouches(durable: Offset, end: Offset, state: &State) -> bool {
+    const RECORDS_MAX: u64 = SCAN_BYTES_MAX / record::HEADER_BYTES as u64;
+    durable <= end && durable.0 <= state.recovery.offset.0.saturating_add(RECORDS_MAX)
+}
