@@ -45,6 +45,8 @@
 mod claim;
 #[cfg(not(loom))]
 mod consumer;
+#[cfg(not(loom))]
+mod create;
 mod cursor;
 mod error;
 mod frame;
@@ -64,6 +66,8 @@ mod producer;
 mod reader;
 #[cfg(not(loom))]
 mod region;
+#[cfg(not(loom))]
+mod removal;
 #[cfg(any(loom, feature = "test-switches"))]
 pub mod testing;
 mod viewer;
@@ -78,8 +82,9 @@ pub use viewer::{Join, Losses, Observed, Resume};
 pub use {
     claim::Claim,
     consumer::Consumer,
+    create::RingOptions,
     error::{AttachError, CreateError, RemoveError},
     observer::{ObserveOptions, Observer},
     producer::{AttachOptions, Producer},
-    region::{RingOptions, remove},
+    removal::remove,
 };

@@ -1,0 +1,231 @@
+//! Removing a ring: retired first, so that its peers drain and leave; then its name is taken away.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use teeline_core::{Name, time::Clock};
+use teeline_os::{
+    Context, SystemClock,
+    lock::{LockError, OfdLock, owner_note},
+};
+use teeline_sync::atomic::Ordering;
+
+use crate::{
+    error::{AttachError, Part, RemoveError, Role},
+    layout::{self, Descriptor, RoleKind, life_page},
+    memory::Memory,
+    ownership::{Marks, walk},
+    region::{REPLACEMENT_WAIT, Region},
+};
+
+/// Removes the ring at `dir`: marks it retired, so that whoever is attached drains and leaves, then takes its name away.
+///
+/// With `force` also while owners are alive or consumers have not released everything, and also what cannot be read.
+///
+/// # Errors
+/// When there is no ring, or it may not go without force, or there is something in the directory that is no ring's.
+pub fn remove(dir: impl AsRef<Path>, force: bool) -> Result<(), RemoveError> {
+    let dir = dir.as_ref();
+    check_nothing_foreign(dir)?;
+    let _removing = loop {
+        let region = match Region::open(dir) {
+            Ok(region) => region,
+            Err(AttachError::NotFound { dir }) => return Err(RemoveError::NotFound { dir }),
+            Err(_) if force => break None,
+            Err(error) => return Err(RemoveError::Unreadable(error)),
+        };
+        let removing = lock_removal(&region, force);
+        // Another remover may have been faster, and another ring may stand there now.
+        if region.is_in_place() {
+            let removing = removing?;
+            retire(&region, force)?;
+            break removing;
+        }
+    };
+    let aside = removed_path(dir, &format!("{:016x}", SystemClock.wall_ns()));
+    fs::rename(dir, &aside).context("remove", dir)?;
+    match fs::remove_dir_all(&aside) {
+        // A creator that swept was as quick.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        removed => removed.context("remove", &aside)?,
+    }
+    sweep_removed(dir);
+    Ok(())
+}
+
+/// Lets one remover at a time at a ring: who holds this and finds the ring in place is the only one who takes its name
+/// away, so that nobody takes away the name of the next ring. It is the lock of the doorbell, which has no owner.
+fn lock_removal(region: &Region, force: bool) -> Result<Option<OfdLock>, RemoveError> {
+    let doorbell = region.role_file(
+        layout::file::DOORBELL,
+        RoleKind::Doorbell,
+        &Part::Doorbell,
+        true,
+    );
+    let file = match doorbell {
+        Ok(file) => file,
+        Err(_) if force => return Ok(None),
+        Err(error) => return Err(RemoveError::Unreadable(error)),
+    };
+    let path = region.path(layout::file::DOORBELL);
+    match OfdLock::lock_within(file, path, REPLACEMENT_WAIT) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(LockError::Held { owner, .. }) => Err(RemoveError::BeingRemoved {
+            dir: region.dir().to_owned(),
+            owner,
+        }),
+        Err(LockError::Os(error)) => Err(error.into()),
+    }
+}
+
+/// Marks a ring retired, after checking that it may go. The locks are held until the mark is set, so that nobody comes in
+/// between.
+fn retire(region: &Region, force: bool) -> Result<(), RemoveError> {
+    let unreadable = |error| {
+        if force {
+            Ok(None)
+        } else {
+            Err(RemoveError::Unreadable(error))
+        }
+    };
+    let mut locks = Vec::new();
+    let mut take = |file: Result<File, AttachError>, name: &str, role: Role| {
+        let file = match file {
+            Ok(file) => file,
+            Err(error) => return unreadable(error).map(|_: Option<()>| ()),
+        };
+        let path = region.path(name);
+        let owner = owner_note(&file);
+        match OfdLock::try_lock(file, &path)? {
+            Some(lock) => locks.push(lock),
+            None if force => {}
+            None => {
+                return Err(RemoveError::OwnerAlive {
+                    dir: region.dir().to_owned(),
+                    role,
+                    owner,
+                });
+            }
+        }
+        Ok(())
+    };
+    take(
+        region.producer_file(true),
+        layout::file::PRODUCER,
+        Role::Producer,
+    )?;
+    for (slot, name) in region.slots() {
+        take(
+            region.consumer_file(slot, true),
+            &layout::file::consumer(name),
+            Role::Consumer(name.clone()),
+        )?;
+    }
+    if !force {
+        check_drained(region)?;
+    }
+    match region.control(true) {
+        // SYNC retire: no partner needed; whoever is attached looks at it when it next does anything.
+        Ok(control) => control.store(
+            life_page::RETIRED,
+            life_page::RETIRED_YES,
+            Ordering::Release,
+        ),
+        Err(error) => return unreadable(error).map(|_: Option<()>| ()),
+    }
+    Ok(())
+}
+
+/// Whether all consumers have released everything.
+fn check_drained(region: &Region) -> Result<(), RemoveError> {
+    let unreadable = |damage| RemoveError::Unreadable(region.damaged(damage));
+    let Descriptor {
+        geometry,
+        first_sequence,
+        ..
+    } = *region.descriptor();
+    let control = region.control(false).map_err(RemoveError::Unreadable)?;
+    let data = region.data(false).map_err(RemoveError::Unreadable)?;
+    let marks = Marks::read(&geometry, &control, &data, first_sequence.0).map_err(unreadable)?;
+    let newest = marks.newest().map_err(unreadable)?;
+    let end = walk(&geometry, &data, newest, marks.announced, |_| {}).map_err(unreadable)?;
+    for (slot, name) in region.slots() {
+        let page = region
+            .consumer_page(slot)
+            .map_err(RemoveError::Unreadable)?;
+        let released = crate::reader::stored(&page);
+        if released.position < end.position {
+            return Err(RemoveError::Undrained {
+                dir: region.dir().to_owned(),
+                consumer: name.to_string(),
+                lag: end.position - released.position,
+                first: released.sequence.wrapping_add(1),
+                last: end.next - 1,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A directory with anything in it that is no file of a ring is none that is removed.
+fn check_nothing_foreign(dir: &Path) -> Result<(), RemoveError> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(RemoveError::NotFound {
+                dir: dir.to_owned(),
+            });
+        }
+        Err(error) => return Err(teeline_os::Error::new("list", dir, error).into()),
+    };
+    for entry in entries {
+        let path = entry.context("list", dir)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let known = [
+            layout::file::RING,
+            layout::file::DATA,
+            layout::file::PRODUCER,
+            layout::file::DOORBELL,
+        ]
+        .contains(&&*name)
+            || name
+                .strip_prefix("consumer.")
+                .is_some_and(|name| name.parse::<Name>().is_ok());
+        if !known {
+            return Err(RemoveError::Foreign { path });
+        }
+    }
+    Ok(())
+}
+
+/// Where a removed ring lies for a moment: `.NAME.removed-ID`, beside its old place.
+fn removed_path(dir: &Path, id: &str) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(dir.file_name().unwrap_or_default());
+    name.push(format!(".removed-{id}"));
+    dir.with_file_name(name)
+}
+
+/// Removes what a remover that was killed left beside `dir`. Nobody needs what lies there, so it takes no lock; failing
+/// is no reason not to go on.
+pub(crate) fn sweep_removed(dir: &Path) {
+    let prefix = removed_path(dir, "");
+    let (Some(parent), Some(prefix)) = (dir.parent(), prefix.file_name()) else {
+        return;
+    };
+    let Ok(entries) = fs::read_dir(parent) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        if name
+            .as_encoded_bytes()
+            .starts_with(prefix.as_encoded_bytes())
+        {
+            drop(fs::remove_dir_all(entry.path()));
+        }
+    }
+}
