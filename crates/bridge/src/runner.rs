@@ -407,8 +407,8 @@ impl Tender<'_> {
             Err(error @ AttachError::OwnerAlive { .. }) => return not_yet("ring held", error),
             Err(error) => return Err(error.into()),
         };
-        let source = consumer.source().clone();
-        let epoch = consumer.epoch();
+        let source = consumer.ring().source().clone();
+        let epoch = consumer.ring().epoch();
         self.bridge.state.observe_epoch(&source, epoch)?;
         for topic in self.bridge.log.topics().map_err(ResumeError::from)? {
             for partition in topic.partitions() {

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use teeline_core::{Epoch, Name, Position, Sequence, SourceId, SourceName};
+use teeline_core::{Name, Position, Sequence};
 use teeline_os::lock::OfdLock;
 
 use crate::{
     error::{AttachError, PollError},
     frame::Frame,
-    layout::Descriptor,
+    info::RingInfo,
     memory::Mapped,
     producer::AttachOptions,
     reader::Reader,
@@ -24,7 +24,7 @@ use crate::{
 pub struct Consumer {
     reader: Reader<Mapped>,
     control: Mapped,
-    descriptor: Descriptor,
+    ring: RingInfo,
     name: Name,
     _lock: OfdLock,
 }
@@ -44,7 +44,7 @@ impl Consumer {
             Ok(Self {
                 reader,
                 control,
-                descriptor: region.descriptor().clone(),
+                ring: RingInfo::new(region.descriptor()),
                 name: name.clone(),
                 _lock: lock,
             })
@@ -100,22 +100,10 @@ impl Consumer {
         self.reader.rewind();
     }
 
-    /// The name of the ring's source.
+    /// What was fixed when the ring was created: source, epoch, sizes.
     #[must_use]
-    pub fn source(&self) -> &SourceName {
-        &self.descriptor.source
-    }
-
-    /// The id of the ring's source.
-    #[must_use]
-    pub fn source_id(&self) -> SourceId {
-        self.descriptor.source.id()
-    }
-
-    /// Which life of the source this ring is.
-    #[must_use]
-    pub fn epoch(&self) -> Epoch {
-        self.descriptor.epoch
+    pub fn ring(&self) -> &RingInfo {
+        &self.ring
     }
 
     /// This consumer's name.

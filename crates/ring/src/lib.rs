@@ -52,6 +52,8 @@ mod error;
 mod frame;
 mod hold;
 #[cfg(not(loom))]
+mod info;
+#[cfg(not(loom))]
 pub mod inspect;
 /// The files of a ring, byte for byte.
 #[doc = include_str!("../../../docs/formats/ring.md")]
@@ -84,6 +86,7 @@ pub use {
     consumer::Consumer,
     create::RingOptions,
     error::{AttachError, CreateError, RemoveError},
+    info::RingInfo,
     observer::{ObserveOptions, Observer},
     producer::{AttachOptions, Producer},
     removal::remove,

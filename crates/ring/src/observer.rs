@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use teeline_core::{Epoch, Sequence, SourceId, SourceName};
+use teeline_core::Sequence;
 
 use crate::{
     error::{AttachError, PollError},
-    layout::Descriptor,
+    info::RingInfo,
     memory::Mapped,
     region,
     viewer::{Join, Losses, Observed, Resume, Viewer},
@@ -53,7 +53,7 @@ pub struct ObserveOptions {
 #[derive(Debug)]
 pub struct Observer {
     viewer: Viewer<Mapped>,
-    descriptor: Descriptor,
+    ring: RingInfo,
 }
 
 impl Observer {
@@ -63,7 +63,7 @@ impl Observer {
     /// When there is no such ring, or it may not be read, or it is damaged.
     pub fn attach(dir: impl AsRef<Path>, options: &ObserveOptions) -> Result<Self, AttachError> {
         region::with_current(dir.as_ref(), |region| {
-            let descriptor = region.descriptor().clone();
+            let descriptor = region.descriptor();
             let viewer = Viewer::new(
                 descriptor.geometry,
                 descriptor.first_sequence,
@@ -73,7 +73,10 @@ impl Observer {
                 options.resume,
             )
             .map_err(|damage| region.damaged(damage))?;
-            Ok(Self { viewer, descriptor })
+            Ok(Self {
+                viewer,
+                ring: RingInfo::new(descriptor),
+            })
         })
     }
 
@@ -101,22 +104,10 @@ impl Observer {
         Ok(self.viewer.seek(join)?)
     }
 
-    /// The name of the ring's source.
+    /// What was fixed when the ring was created: source, epoch, sizes.
     #[must_use]
-    pub fn source(&self) -> &SourceName {
-        &self.descriptor.source
-    }
-
-    /// The id of the ring's source.
-    #[must_use]
-    pub fn source_id(&self) -> SourceId {
-        self.descriptor.source.id()
-    }
-
-    /// Which life of the source this ring is.
-    #[must_use]
-    pub fn epoch(&self) -> Epoch {
-        self.descriptor.epoch
+    pub fn ring(&self) -> &RingInfo {
+        &self.ring
     }
 
     /// The sequence of the message that comes next; `None` while there is no place to read from: the message that was

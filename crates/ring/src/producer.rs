@@ -2,14 +2,14 @@
 
 use std::{fmt, path::Path, sync::Arc, time::Duration};
 
-use teeline_core::{Epoch, Identity, Position, Sequence, SourceId, SourceName, time::Clock};
+use teeline_core::{Epoch, Identity, Position, Sequence, time::Clock};
 use teeline_os::{SystemClock, lock::OfdLock};
 
 use crate::{
     claim::Claim,
     error::{AttachError, PublishError, ResumeError},
     frame::{Frame, Message, MessageType, lend},
-    layout::Descriptor,
+    info::RingInfo,
     memory::Mapped,
     ownership::{Marks, Takeover, walk},
     region,
@@ -38,7 +38,7 @@ impl Default for AttachOptions {
 /// goes on with the next sequence.
 pub struct Producer {
     writer: Writer<Mapped>,
-    descriptor: Descriptor,
+    ring: RingInfo,
     clock: Arc<dyn Clock>,
     takeover: Option<Takeover>,
     /// False while a ring is new and nobody has said what came before it.
@@ -69,7 +69,7 @@ impl Producer {
             Ok(Self {
                 resumed: writer.position() > Position(0),
                 writer,
-                descriptor: region.descriptor().clone(),
+                ring: RingInfo::new(region.descriptor()),
                 clock: Arc::clone(&clock),
                 takeover,
                 lock,
@@ -77,22 +77,10 @@ impl Producer {
         })
     }
 
-    /// The name of the ring's source.
+    /// What was fixed when the ring was created: source, epoch, sizes.
     #[must_use]
-    pub fn source(&self) -> &SourceName {
-        &self.descriptor.source
-    }
-
-    /// The id of the ring's source.
-    #[must_use]
-    pub fn source_id(&self) -> SourceId {
-        self.descriptor.source.id()
-    }
-
-    /// Which life of the source this ring is.
-    #[must_use]
-    pub fn epoch(&self) -> Epoch {
-        self.descriptor.epoch
+    pub fn ring(&self) -> &RingInfo {
+        &self.ring
     }
 
     /// The sequence of the last message, or the last one of the last gap; [`Sequence::NONE`] in a new ring.
@@ -113,12 +101,6 @@ impl Producer {
         self.writer.position()
     }
 
-    /// The longest payload, in bytes, that fits this ring.
-    #[must_use]
-    pub fn max_payload(&self) -> usize {
-        usize::try_from(self.writer.geometry().payload_max()).unwrap_or(usize::MAX)
-    }
-
     /// Hands the last messages still in the ring, at most `limit`, to `f`, the newest last. How many there are depends on
     /// what has been written over: all of the last half lap, mostly more. Not for the hot path.
     ///
@@ -130,7 +112,7 @@ impl Producer {
         mut f: impl FnMut(Message<'_>),
     ) -> Result<(), PublishError> {
         let (geometry, data) = (self.writer.geometry(), self.writer.data());
-        let first = self.descriptor.first_sequence.0;
+        let first = self.ring.descriptor().first_sequence.0;
         let marks = Marks::read(geometry, self.writer.control(), data, first)?;
         let mut last = std::collections::VecDeque::with_capacity(limit.min(1024));
         walk(
@@ -171,11 +153,11 @@ impl Producer {
     /// When the record is another source's, or later than what this ring can have published.
     pub fn resume(&mut self, last: Option<Identity>) -> Result<(), ResumeError> {
         if let Some(found) = last {
-            let ring = self.epoch();
-            if found.source != self.source_id() {
+            let ring = self.ring.epoch();
+            if found.source != self.ring.source_id() {
                 return Err(ResumeError::OtherSource {
                     found,
-                    expected: self.source_id(),
+                    expected: self.ring.source_id(),
                 });
             }
             if found.epoch > ring {
@@ -286,8 +268,8 @@ impl Drop for Producer {
 impl fmt::Debug for Producer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Producer")
-            .field("source", &self.descriptor.source)
-            .field("epoch", &self.descriptor.epoch)
+            .field("source", self.ring.source())
+            .field("epoch", &self.ring.epoch())
             .field("position", &self.writer.position())
             .field("next_sequence", &self.writer.next_sequence())
             .field("lock", &self.lock)

@@ -209,7 +209,7 @@ fn the_golden_rings_are_read_and_gone_on_with() {
         "what was written over is not read, padding is passed over"
     );
     let mut producer = Producer::attach(&dir, &now()).unwrap();
-    assert_eq!(producer.epoch(), Epoch(1_764_000_000_000_000));
+    assert_eq!(producer.ring().epoch(), Epoch(1_764_000_000_000_000));
     assert_eq!(producer.publish(KIND, b"next").unwrap(), Sequence(4));
     let mut consumer = attach_consumer(&dir).unwrap();
     assert_eq!(

@@ -339,7 +339,7 @@ impl Ring<'_> {
     fn remind(&mut self) -> Result<bool, RelayError> {
         let written = self.producer.position().0 - self.reminded_at;
         match self.point {
-            Some(point) if written >= self.producer.max_payload() as u64 / REMINDER_PART => {
+            Some(point) if written >= self.producer.ring().max_payload() as u64 / REMINDER_PART => {
                 self.write_point(point)
             }
             _ => Ok(true),

@@ -55,7 +55,7 @@ impl<T: Transport, S: MessageStore> RingToFeed<T, S> {
     /// # Errors
     /// [`PublishingError::TooLate`]
     pub fn numbering(consumer: &Consumer) -> Result<(Session, Sequence), PublishingError> {
-        let epoch = consumer.epoch();
+        let epoch = consumer.ring().epoch();
         let session = Session::from_epoch(epoch).ok_or(PublishingError::TooLate(epoch))?;
         Ok((session, consumer.last_released().next()))
     }

@@ -193,7 +193,7 @@ pub(crate) fn publish(producer: &mut Producer, kind: u16, value: &[u8]) -> Fact 
         match producer.publish(MessageType(kind), value) {
             Ok(sequence) => {
                 return Fact {
-                    epoch: producer.epoch(),
+                    epoch: producer.ring().epoch(),
                     sequence,
                     kind,
                     value: value.to_vec(),

@@ -230,7 +230,7 @@ fn producer() {
     let place = Place::of_child();
     let epoch = place.open_or_create();
     let mut producer = place.producer();
-    assert_eq!(producer.epoch(), epoch);
+    assert_eq!(producer.ring().epoch(), epoch);
     // The predecessor may have died between a commit and its note of it; nothing else may differ.
     let (last, noted) = (producer.last_sequence().0, place.load(COMMITTED));
     assert!(
@@ -604,7 +604,7 @@ fn opener() {
         let inode = fs::metadata(dir.join("ring")).unwrap().ino();
         // What is there is whole for whoever looks: attach to it.
         match Consumer::attach(&dir, &bridge(), &patient()) {
-            Ok(consumer) => assert_eq!(consumer.epoch(), epoch),
+            Ok(consumer) => assert_eq!(consumer.ring().epoch(), epoch),
             Err(error) => panic!("{error}"),
         }
         child::say(format!("epoch {epoch}, inode {inode}"));

@@ -119,7 +119,7 @@ fn a_stopped_consumer_gets_exactly_what_was_accepted_for_every_size_and_start() 
         );
         let (mut producer, mut consumer) = (producer(&dir), consumer(&dir));
         let header = if stamped { 24 } else { 16 };
-        for len in 0..=producer.max_payload() {
+        for len in 0..=producer.ring().max_payload() {
             let frame_bytes = (header + len as u64).next_multiple_of(alignment.bytes());
             for start in (0..capacity).step_by(usize::try_from(alignment.bytes()).unwrap()) {
                 while producer.position().0 % capacity != start {
@@ -190,7 +190,11 @@ fn a_claim_is_seen_only_when_it_is_committed_and_only_as_far_as_it_is() {
         reason = "a claim has no destructor to rely on, and this says that it must not need one"
     )]
     std::mem::forget(claim);
-    drop(producer.try_claim(producer.max_payload(), KIND).unwrap());
+    drop(
+        producer
+            .try_claim(producer.ring().max_payload(), KIND)
+            .unwrap(),
+    );
     assert_eq!(consumer.poll(1, |_| ()).unwrap(), 0);
 
     let mut claim = producer.try_claim(100, KIND).unwrap();
@@ -198,7 +202,7 @@ fn a_claim_is_seen_only_when_it_is_committed_and_only_as_far_as_it_is() {
     assert_eq!(claim.commit_short(3), Sequence(1));
     assert_eq!(poll(&mut consumer, 10), [(1, b"abc".to_vec())]);
     assert_eq!(consumer.poll(1, |_| ()).unwrap(), 0);
-    let max = producer.max_payload();
+    let max = producer.ring().max_payload();
     assert_eq!(
         producer.publish(KIND, &vec![0; max + 1]),
         Err(PublishError::TooLarge { len: max + 1, max })
@@ -345,7 +349,7 @@ fn the_next_producer_reads_the_last_messages_and_goes_on_in_the_same_epoch() {
         let mut producer = producer(&dir);
         assert!(producer.takeover().is_none(), "the last one detached");
         assert_eq!(
-            (producer.epoch(), producer.last_sequence()),
+            (producer.ring().epoch(), producer.last_sequence()),
             (epoch, Sequence(last))
         );
         let mut found = Vec::new();

@@ -95,7 +95,7 @@ fn a_ring_without_reliable_consumers_never_makes_its_producer_wait() {
     let (dir, epoch) = base.create(&broadcast());
     let mut producer = producer(&dir);
     publish(&mut producer, 100 * FRAMES);
-    for len in 0..=producer.max_payload() {
+    for len in 0..=producer.ring().max_payload() {
         producer.publish(KIND, &vec![1; len]).unwrap();
     }
     let stat = inspect::stat(&dir).unwrap();
@@ -104,7 +104,7 @@ fn a_ring_without_reliable_consumers_never_makes_its_producer_wait() {
     drop(producer);
     let next = crate::producer(&dir);
     assert_eq!(
-        (next.epoch(), next.last_sequence()),
+        (next.ring().epoch(), next.last_sequence()),
         (epoch, stat.last_sequence)
     );
     drop(next);
@@ -344,7 +344,7 @@ fn an_observer_of_a_removed_ring_is_told_and_reads_what_is_left() {
     let gone = Observer::attach(&dir, &ObserveOptions::default()).unwrap_err();
     assert!(matches!(gone, AttachError::NotFound { .. }), "{gone}");
     let (_, next) = base.create(&broadcast());
-    assert!(observe(&dir, Join::Newest).epoch() == next && next > epoch);
+    assert!(observe(&dir, Join::Newest).ring().epoch() == next && next > epoch);
 }
 
 /// HAZARDS RB-18, the part within one process: an observer has the files open for reading and mapped for reading.

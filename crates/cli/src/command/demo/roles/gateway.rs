@@ -105,12 +105,15 @@ impl Done {
             in_ring = Fill::decode(message.payload).map(|fill| fill.exec_id);
         });
         newest.map_err(Failure::new)?;
-        let stored = log.resume(fills.source()).map_err(Failure::new)?.partitions;
+        let stored = log
+            .resume(fills.ring().source())
+            .map_err(Failure::new)?
+            .partitions;
         let last = stored
             .iter()
             .max_by_key(|stored| (stored.epoch, stored.sequence));
         let last = last.map(|stored| Identity {
-            source: fills.source_id(),
+            source: fills.ring().source_id(),
             epoch: stored.epoch,
             sequence: stored.sequence,
         });
