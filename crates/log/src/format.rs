@@ -199,6 +199,26 @@ pub(crate) fn check_sum(bytes: &[u8], checksum: &Field<u32>) -> Result<(), Flaw>
     }
 }
 
+/// The newest valid slot of a file that holds two, `stride` bytes apart, written in turn.
+///
+/// # Errors
+/// What is wrong with the first slot that holds anything, if neither is valid.
+pub(crate) fn newest<T>(
+    file: &[u8],
+    stride: u64,
+    decode: impl Fn(&[u8]) -> Result<T, Flaw>,
+    number: impl Fn(&T) -> u64,
+) -> Result<T, Flaw> {
+    let stride = usize::try_from(stride).unwrap_or(usize::MAX);
+    let a = decode(file);
+    let b = decode(file.get(stride..).unwrap_or_default());
+    match (a, b) {
+        (Ok(a), Ok(b)) => Ok(if number(&a) > number(&b) { a } else { b }),
+        (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(one),
+        (Err(Flaw::Blank), Err(flaw)) | (Err(flaw), Err(_)) => Err(flaw),
+    }
+}
+
 /// The next multiple of eight: batches and records begin on one.
 pub(crate) const fn align8(len: usize) -> usize {
     len.next_multiple_of(8)
@@ -206,7 +226,25 @@ pub(crate) const fn align8(len: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{batch, index, progress, record, snapshot, state, watermark};
+    use super::{Flaw, batch, index, newest, progress, record, snapshot, state, watermark};
+
+    #[test]
+    fn of_two_slots_the_newest_valid_one_counts_and_a_blank_one_is_no_explanation() {
+        let decode = |slot: &[u8]| match slot.first() {
+            Some(0) => Err(Flaw::Blank),
+            Some(255) => Err(Flaw::Unsynced),
+            Some(number) => Ok(*number),
+            None => Err(Flaw::Short { need: 1, have: 0 }),
+        };
+        let newest = |file: &[u8]| newest(file, 4, decode, |number| (*number).into());
+        assert_eq!(newest(&[5, 0, 0, 0, 6]), Ok(6));
+        assert_eq!(newest(&[7, 0, 0, 0, 6]), Ok(7));
+        assert_eq!(newest(&[255, 0, 0, 0, 6]), Ok(6));
+        assert_eq!(newest(&[5]), Ok(5));
+        assert_eq!(newest(&[0, 0, 0, 0, 255]), Err(Flaw::Unsynced));
+        assert_eq!(newest(&[255, 0, 0, 0, 0]), Err(Flaw::Unsynced));
+        assert_eq!(newest(&[0, 0, 0, 0, 0]), Err(Flaw::Blank));
+    }
 
     /// The byte tables in the documents are the layouts that the code uses.
     #[test]

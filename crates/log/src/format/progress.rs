@@ -2,7 +2,7 @@
 
 use teeline_core::{Epoch, Sequence, SourceId};
 
-use super::{Flaw, VERSION, check_fixed, checksum_without, layout};
+use super::{Flaw, VERSION, check_fixed, checksum_without, layout, newest};
 
 layout! { SLOT_BYTES = 80;
     MAGIC: u32 = 0,
@@ -153,14 +153,7 @@ impl Slot {
     /// # Errors
     /// What is wrong with one of the slots, if neither is valid.
     pub fn newest(file: &[u8]) -> Result<Self, Flaw> {
-        let stride = usize::try_from(SLOT_STRIDE).unwrap_or(usize::MAX);
-        let a = Self::decode(file);
-        let b = Self::decode(file.get(stride..).unwrap_or_default());
-        match (a, b) {
-            (Ok(a), Ok(b)) => Ok(if a.number > b.number { a } else { b }),
-            (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(one),
-            (Err(Flaw::Blank), Err(flaw)) | (Err(flaw), Err(_)) => Err(flaw),
-        }
+        newest(file, SLOT_STRIDE, Self::decode, |slot| slot.number)
     }
 }
 

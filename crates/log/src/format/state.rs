@@ -2,7 +2,7 @@
 
 use teeline_core::Offset;
 
-use super::{Flaw, VERSION, check_fixed, checksum_without, layout, snapshot::Cursor};
+use super::{Flaw, VERSION, check_fixed, checksum_without, layout, newest, snapshot::Cursor};
 
 layout! { SLOT_BYTES = 88;
     MAGIC: u32 = 0,
@@ -125,16 +125,9 @@ impl State {
     /// Reads the newest valid slot of the file's bytes.
     ///
     /// # Errors
-    /// What is wrong with the first slot, if neither is valid.
+    /// What is wrong with one of the slots, if neither is valid.
     pub fn newest(file: &[u8]) -> Result<Self, Flaw> {
-        let stride = usize::try_from(SLOT_STRIDE).unwrap_or(usize::MAX);
-        let a = Self::decode(file);
-        let b = Self::decode(file.get(stride..).unwrap_or_default());
-        match (a, b) {
-            (Ok(a), Ok(b)) => Ok(if a.number > b.number { a } else { b }),
-            (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(one),
-            (Err(flaw), Err(_)) => Err(flaw),
-        }
+        newest(file, SLOT_STRIDE, Self::decode, |slot| slot.number)
     }
 }
 
