@@ -1,0 +1,441 @@
+//! A process on the fake disk: its file operations, its open files and pages, its locks.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use teeline_core::time::Clock;
+
+use super::{
+    Operation, Step,
+    machine::{Shared, World, fake_error, split},
+    node::{DirChange, DirNode, FileNode, Node, Pending},
+};
+use crate::{
+    format::watermark::{self, Word},
+    storage::{Access, Holder, LockError, LockFile, Result, SharedPage, Storage, StorageFile},
+};
+
+/// A process on a [`FakeDisk`].
+#[derive(Debug)]
+pub struct FakeStorage {
+    pub(super) shared: Arc<Shared>,
+    pub(super) pid: u32,
+}
+
+impl FakeStorage {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.shared.lock()
+    }
+
+    fn handle(&self, node: usize, path: &Path) -> FakeHandle {
+        FakeHandle {
+            shared: Arc::clone(&self.shared),
+            pid: self.pid,
+            node,
+            path: path.to_owned(),
+        }
+    }
+
+    fn add(&self, path: &Path, node: Node) -> Result<usize> {
+        self.shared.announce(&Step::new(Operation::Create, path));
+        let mut world = self.world();
+        let failed = world.step(self.pid, Operation::Create, path)?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let (dir, name) = split(path);
+        if world.dir("create", dir)?.names.contains_key(&name) {
+            return Err(fake_error("create", path, io::ErrorKind::AlreadyExists));
+        }
+        world.nodes.push(node);
+        let id = world.nodes.len() - 1;
+        world.change_dir("create", dir, DirChange::Link(name, id))?;
+        Ok(id)
+    }
+}
+
+impl Clock for FakeStorage {
+    fn monotonic_ns(&self) -> u64 {
+        self.world().now_ns
+    }
+
+    fn wall_ns(&self) -> u64 {
+        self.world().wall_ns()
+    }
+}
+
+impl Storage for FakeStorage {
+    fn create_dir(&self, dir: &Path) -> Result<()> {
+        if self.world().node(dir).is_some() {
+            return self.world().alive(self.pid, dir);
+        }
+        if let Some(parent) = dir.parent() {
+            self.create_dir(parent)?;
+        }
+        self.add(dir, Node::Dir(DirNode::default())).map(drop)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<String>> {
+        let mut world = self.world();
+        world.alive(self.pid, dir)?;
+        Ok(world.dir("list", dir)?.names.keys().cloned().collect())
+    }
+
+    fn create(&self, path: &Path, len: u64) -> Result<Arc<dyn StorageFile>> {
+        self.world().room_for("create", path, len)?;
+        let node = self.add(path, Node::File(FileNode::default()))?;
+        let file = self.handle(node, path);
+        if len > 0
+            && let Err(error) = file.reserve(len)
+        {
+            // As on a disk: a dead process removes nothing.
+            drop(self.remove(path));
+            return Err(error);
+        }
+        Ok(Arc::new(file))
+    }
+
+    fn open(&self, path: &Path, _access: Access) -> Result<Arc<dyn StorageFile>> {
+        let world = self.world();
+        world.alive(self.pid, path)?;
+        let node = world.find("open", path)?;
+        Ok(Arc::new(self.handle(node, path)))
+    }
+
+    fn read(&self, path: &Path) -> Result<Vec<u8>> {
+        let mut world = self.world();
+        world.alive(self.pid, path)?;
+        let node = world.find("read", path)?;
+        Ok(world.file(node).cache.clone())
+    }
+
+    fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        let (dir, name) = split(path);
+        let temporary = dir.join(format!(".{name}.new-{}", self.world().operations));
+        let file = self.create(&temporary, 0)?;
+        file.write_at(0, bytes)?;
+        let done = file.sync().and_then(|()| {
+            self.shared.announce(&Step::new(Operation::Rename, path));
+            let mut world = self.world();
+            if let Some(error) = world.step(self.pid, Operation::Rename, path)? {
+                return Err(error);
+            }
+            let (_, from) = split(&temporary);
+            world.change_dir("replace", dir, DirChange::Rename { from, to: name })
+        });
+        if let Err(error) = done {
+            // As on a disk: a dead process removes nothing.
+            drop(self.remove(&temporary));
+            return Err(error);
+        }
+        self.sync_dir(dir)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.shared.announce(&Step::new(Operation::Rename, to));
+        let mut world = self.world();
+        if let Some(error) = world.step(self.pid, Operation::Rename, to)? {
+            return Err(error);
+        }
+        world.find("rename", from)?;
+        if world.node(to).is_some() {
+            return Err(fake_error("rename to", to, io::ErrorKind::AlreadyExists));
+        }
+        let (dir, from) = split(from);
+        let (_, to) = split(to);
+        world.change_dir("rename", dir, DirChange::Rename { from, to })
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        self.shared.announce(&Step::new(Operation::Remove, path));
+        let mut world = self.world();
+        if let Some(error) = world.step(self.pid, Operation::Remove, path)? {
+            return Err(error);
+        }
+        world.find("remove", path)?;
+        let (dir, name) = split(path);
+        world.change_dir("remove", dir, DirChange::Unlink(name))
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<()> {
+        self.shared.announce(&Step::new(Operation::SyncDir, dir));
+        let mut world = self.world();
+        let failed = world.step(self.pid, Operation::SyncDir, dir)?;
+        if failed.is_some() && !world.living.contains(&self.pid) {
+            return failed.map_or(Ok(()), Err);
+        }
+        // As with a file, a failed sync is reported once, and no later one makes up for it.
+        let kept = if failed.is_some() {
+            world.below(4)
+        } else {
+            usize::MAX
+        };
+        let node = world.dir("sync", dir)?;
+        let mut changes = std::mem::take(&mut node.pending);
+        changes.truncate(kept);
+        for change in changes {
+            change.apply(&mut node.durable);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn page(&self, path: &Path, _access: Access) -> Result<Box<dyn SharedPage>> {
+        let mut world = self.world();
+        world.alive(self.pid, path)?;
+        let node = world.find("map", path)?;
+        if (world.file(node).cache.len() as u64) < watermark::FILE_BYTES {
+            return Err(fake_error("map", path, io::ErrorKind::UnexpectedEof));
+        }
+        Ok(Box::new(self.handle(node, path)))
+    }
+
+    fn lock_file(&self, path: &Path) -> Result<Box<dyn LockFile>> {
+        let existing = self.world().node(path);
+        let node = match existing {
+            Some(node) => node,
+            None => self.add(path, Node::File(FileNode::default()))?,
+        };
+        let mut world = self.world();
+        world.next_lock += 1;
+        let id = world.next_lock;
+        drop(world);
+        Ok(Box::new(FakeLock {
+            handle: self.handle(node, path),
+            id,
+        }))
+    }
+
+    fn is_locked(&self, path: &Path) -> Result<bool> {
+        let world = self.world();
+        Ok(world
+            .node(path)
+            .is_some_and(|node| world.locks.contains_key(&node)))
+    }
+
+    fn boot(&self) -> u64 {
+        self.world().boot
+    }
+
+    fn unsuitable(&self, path: &Path) -> Result<Option<&'static str>> {
+        let nfs = path.components().any(|part| part.as_os_str() == "nfs");
+        Ok(nfs.then_some("nfs"))
+    }
+
+    fn entropy(&self) -> Result<u64> {
+        Ok(self.world().random())
+    }
+
+    fn nap(&self, duration: Duration) {
+        self.world().now_ns += u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX / 4);
+        std::thread::yield_now();
+    }
+}
+
+/// A file, page or lock that a process has open.
+#[derive(Debug)]
+struct FakeHandle {
+    shared: Arc<Shared>,
+    pid: u32,
+    node: usize,
+    path: PathBuf,
+}
+
+impl StorageFile for FakeHandle {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn length(&self) -> Result<u64> {
+        let mut world = self.shared.lock();
+        world.alive(self.pid, &self.path)?;
+        Ok(world.file(self.node).cache.len() as u64)
+    }
+
+    fn read_at(&self, file_pos: u64, bytes: &mut [u8]) -> Result<usize> {
+        let mut world = self.shared.lock();
+        world.alive(self.pid, &self.path)?;
+        let cache = &world.file(self.node).cache;
+        let from = usize::try_from(file_pos)
+            .unwrap_or(usize::MAX)
+            .min(cache.len());
+        let count = bytes.len().min(cache.len() - from);
+        bytes[..count].copy_from_slice(&cache[from..from + count]);
+        Ok(count)
+    }
+
+    fn write_at(&self, file_pos: u64, bytes: &[u8]) -> Result<()> {
+        self.shared.announce(&Step {
+            write: Some((self.node, file_pos, bytes)),
+            ..Step::new(Operation::Write, &self.path)
+        });
+        let mut world = self.shared.lock();
+        let failed = world.step(self.pid, Operation::Write, &self.path)?;
+        let at = usize::try_from(file_pos).expect("files in memory are small");
+        let written = match failed {
+            None => bytes.len(),
+            Some(_) => world.below(bytes.len() + 1),
+        };
+        let len = world.file(self.node).cache.len();
+        world.room_for(
+            "write",
+            &self.path,
+            (at + written).saturating_sub(len) as u64,
+        )?;
+        if written > 0 {
+            let bytes = bytes[..written].to_vec();
+            world.file(self.node).change(Pending::Write { at, bytes });
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn reserve(&self, len: u64) -> Result<()> {
+        self.shared
+            .announce(&Step::new(Operation::Reserve, &self.path));
+        let mut world = self.shared.lock();
+        if let Some(error) = world.step(self.pid, Operation::Reserve, &self.path)? {
+            return Err(error);
+        }
+        let len = usize::try_from(len).expect("files in memory are small");
+        let old = world.file(self.node).cache.len();
+        if len > old {
+            world.room_for("reserve", &self.path, (len - old) as u64)?;
+            world.file(self.node).change(Pending::Len(len));
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.shared
+            .announce(&Step::new(Operation::Sync, &self.path));
+        let mut world = self.shared.lock();
+        match world.step(self.pid, Operation::Sync, &self.path)? {
+            None => {
+                world.file(self.node).sync();
+                Ok(())
+            }
+            Some(error) if !world.living.contains(&self.pid) => Err(error),
+            Some(error) => {
+                // The kernel reports a failed write-out once and then counts the pages as clean: they are in the
+                // cache, some may be on the disk, and no later sync will write the rest.
+                let pending = std::mem::take(&mut world.file(self.node).pending);
+                let mut durable = std::mem::take(&mut world.file(self.node).durable);
+                for change in pending {
+                    change.apply_sectors(&mut durable, || world.random().is_multiple_of(2));
+                }
+                world.file(self.node).durable = durable;
+                Err(error)
+            }
+        }
+    }
+
+    fn drop_cached(&self) -> Result<()> {
+        let mut world = self.shared.lock();
+        world.alive(self.pid, &self.path)?;
+        let file = world.file(self.node);
+        file.cache.clone_from(&file.durable);
+        for change in &file.pending {
+            change.apply(&mut file.cache);
+        }
+        Ok(())
+    }
+}
+
+impl SharedPage for FakeHandle {
+    fn load(&self, word: Word) -> u64 {
+        let mut world = self.shared.lock();
+        let cache = &world.file(self.node).cache;
+        let bytes = cache[word.file_pos()..]
+            .first_chunk()
+            .expect("the page is whole");
+        u64::from_le_bytes(*bytes)
+    }
+
+    fn store(&self, word: Word, value: u64) -> Result<()> {
+        self.shared
+            .announce(&Step::new(Operation::Store, &self.path));
+        let mut world = self.shared.lock();
+        if let Some(error) = world.step(self.pid, Operation::Store, &self.path)? {
+            return Err(error);
+        }
+        let at = word.file_pos();
+        world.file(self.node).change(Pending::Store { at, value });
+        Ok(())
+    }
+
+    fn wait(&self, seen: u64, timeout: Duration) {
+        const POLL_INTERVAL: Duration = Duration::from_millis(1);
+        let world = self.shared.lock();
+        let waited = self
+            .shared
+            .changed
+            .wait_timeout(world, timeout.min(POLL_INTERVAL));
+        drop(waited);
+        // Whoever waits looks at the counter again.
+        let _ = seen;
+    }
+
+    fn wake(&self) -> Result<()> {
+        let counter = self.load(Word::Wake).wrapping_add(1);
+        self.store(Word::Wake, counter)?;
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct FakeLock {
+    handle: FakeHandle,
+    id: u64,
+}
+
+impl LockFile for FakeLock {
+    fn acquire(&self, patience: Duration) -> Result<(), LockError> {
+        let FakeHandle {
+            shared,
+            pid,
+            node,
+            path,
+        } = &self.handle;
+        let mut world = shared.lock();
+        world.alive(*pid, path)?;
+        if world.locks.contains_key(node) {
+            let held = |world: &mut World| world.locks.contains_key(node);
+            let waited = shared.changed.wait_timeout_while(world, patience, held);
+            world = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        world.alive(*pid, path)?;
+        if let Some(&(pid, _)) = world.locks.get(node) {
+            return Err(LockError::Held {
+                path: path.clone(),
+                holder: Some(Holder {
+                    pid,
+                    since_wall_ns: world.wall_ns(),
+                }),
+            });
+        }
+        world.locks.insert(*node, (*pid, self.id));
+        Ok(())
+    }
+
+    fn release(&self) {
+        let FakeHandle {
+            shared, pid, node, ..
+        } = &self.handle;
+        let mut world = shared.lock();
+        if world.locks.get(node) == Some(&(*pid, self.id)) {
+            world.locks.remove(node);
+        }
+        drop(world);
+        shared.changed.notify_all();
+    }
+}
+
+impl Drop for FakeLock {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
