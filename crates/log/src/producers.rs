@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use teeline_core::{Epoch, Sequence, SourceId};
+use teeline_core::{Epoch, Offset, Sequence, SourceId};
 
 use crate::{
     append::{Answer, NewRecord},
     format::{
         batch,
-        record::{Encoded, Records},
+        record::{Encoded, VerifiedRecords},
         snapshot::Last,
     },
 };
@@ -47,24 +47,43 @@ impl Producers {
         self.last.get(&source)
     }
 
-    /// Takes in the records of a batch that is in the log.
+    /// Takes in the records of a verified batch that is in the log.
     pub(crate) fn apply(&mut self, header: &batch::Header, bytes: &[u8]) {
-        for record in Records::new(bytes).flatten() {
+        // Most batches are of one source, and only its last record counts: a digest is costly.
+        let mut newest: Option<Encoded<'_>> = None;
+        for record in VerifiedRecords::new(bytes) {
             let Some(identity) = record.identity else {
                 continue;
             };
-            let known = self.last.get(&identity.source);
-            if known.is_some_and(|known| (known.epoch, known.sequence) >= identity.numbers()) {
-                continue;
+            match newest.and_then(|newest| newest.identity) {
+                Some(other) if other.source != identity.source => {
+                    self.take(header.base, newest.as_ref());
+                    newest = Some(record);
+                }
+                Some(other) if other.numbers() >= identity.numbers() => {}
+                _ => newest = Some(record),
             }
-            let last = Last {
-                epoch: identity.epoch,
-                sequence: identity.sequence,
-                digest: record.digest(),
-                offset: teeline_core::Offset(header.base.0 + u64::from(record.offset_delta)),
-            };
-            self.last.insert(identity.source, last);
         }
+        self.take(header.base, newest.as_ref());
+    }
+
+    /// Takes in a record that is in the log, if it is its source's newest.
+    pub(crate) fn take(&mut self, base: Offset, record: Option<&Encoded<'_>>) {
+        let Some(record) = record else { return };
+        let Some(identity) = record.identity else {
+            return;
+        };
+        let known = self.last.get(&identity.source);
+        if known.is_some_and(|known| (known.epoch, known.sequence) >= identity.numbers()) {
+            return;
+        }
+        let last = Last {
+            epoch: identity.epoch,
+            sequence: identity.sequence,
+            digest: record.digest(),
+            offset: Offset(base.0 + u64::from(record.offset_delta)),
+        };
+        self.last.insert(identity.source, last);
     }
 
     /// Compares a batch of `source` in its life `epoch` with what is stored.
@@ -113,8 +132,8 @@ fn repeat(known: &Last, record: &NewRecord<'_>) -> Answer {
     }
     let mut bytes = Vec::new();
     record.fields().encode(&mut bytes);
-    let digest = Encoded::decode(&bytes).map(|(record, _)| record.digest());
-    if digest == Ok(known.digest) {
+    let digest = Encoded::decode_verified(&bytes).map(|(record, _)| record.digest());
+    if digest == Some(known.digest) {
         Answer::Duplicate {
             offset: Some(known.offset),
         }

@@ -147,7 +147,7 @@ impl Reader {
         while count < limit {
             let rest = self.batch.get(self.record_pos..).unwrap_or_default();
             // The batch was verified when it was read.
-            let Ok((record, bytes)) = Encoded::decode(rest) else {
+            let Some((record, bytes)) = Encoded::decode_verified(rest) else {
                 break;
             };
             self.record_pos += bytes;

@@ -2,7 +2,7 @@
 
 use teeline_core::Offset;
 
-use super::{Flaw, VERSION, check_begin, check_sum, layout, record};
+use super::{Flaw, VERSION, check_begin, layout, record};
 
 layout! { HEADER_BYTES = 64;
     MAGIC: u32 = 0,
@@ -62,6 +62,23 @@ impl Header {
         Offset(self.base.0.saturating_add(u64::from(self.span)))
     }
 
+    /// Writes the header.
+    fn put(&self, bytes: &mut [u8; HEADER_BYTES]) {
+        field::MAGIC.put(bytes, MAGIC);
+        field::VERSION.put(bytes, VERSION);
+        field::FLAGS.put(bytes, self.flags);
+        field::LENGTH.put(bytes, self.length);
+        field::CHECKSUM.put(bytes, self.checksum);
+        field::BASE_OFFSET.put(bytes, self.base.0);
+        field::COUNT.put(bytes, self.count);
+        field::SPAN.put(bytes, self.span);
+        field::TERM.put(bytes, self.term);
+        field::DURABLE.put(bytes, self.durable.0);
+        field::TIME_MAX_NS.put(bytes, self.time_max_ns);
+        field::PREVIOUS.put(bytes, self.previous);
+        field::RESERVED.put(bytes, 0);
+    }
+
     /// Reads a header. Only the checks that need no more than the header are made: the length can be relied on as a
     /// number of bytes to read, nothing else can before [`verify`].
     ///
@@ -93,7 +110,55 @@ impl Header {
     }
 }
 
-/// Decodes the header of a whole batch and checks every byte of it: checksum, then that its records fill it.
+/// Checksum of a batch: CRC-32C of its header, the field taken as zero, and then of its records' checksums.
+///
+/// Every byte of a record is under the record's own checksum, so that each byte of a batch is summed once.
+#[derive(Debug, Clone, Copy)]
+struct Sum {
+    crc: u32,
+    waiting: [u8; Self::RECORDS * 4],
+    count: usize,
+}
+
+impl Sum {
+    /// Record checksums that are summed at a time.
+    const RECORDS: usize = 32;
+
+    fn of_header(header: &[u8; HEADER_BYTES]) -> Self {
+        let mut header = *header;
+        field::CHECKSUM.put(&mut header, 0);
+        Self {
+            crc: teeline_core::crc32c(&header),
+            waiting: [0; Self::RECORDS * 4],
+            count: 0,
+        }
+    }
+
+    #[inline]
+    fn add(&mut self, record: u32) {
+        let (places, _) = self.waiting.as_chunks_mut::<4>();
+        if let Some(place) = places.get_mut(self.count) {
+            *place = record.to_le_bytes();
+        }
+        self.count += 1;
+        if self.count == Self::RECORDS {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        let waiting = self.waiting.get(..self.count * 4).unwrap_or_default();
+        self.crc = teeline_core::crc32c_append(self.crc, waiting);
+        self.count = 0;
+    }
+
+    fn finish(mut self) -> u32 {
+        self.flush();
+        self.crc
+    }
+}
+
+/// Decodes the header of a whole batch and checks every byte of it: that its records fill it, and the checksums.
 ///
 /// # Errors
 /// The first thing that is wrong.
@@ -106,13 +171,30 @@ pub fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
             have: bytes.len(),
         });
     };
-    check_sum(batch, &field::CHECKSUM)?;
+    let mut sum = Sum::of_header(head(batch)?);
+    let mut records = record::Records::new(batch);
+    let mut next_delta = 0;
+    let mut count = 0;
+    let mut misplaced = None;
+    for record in &mut records {
+        let record = record?;
+        sum.add(record.checksum);
+        if record.offset_delta < next_delta || record.offset_delta >= header.span {
+            misplaced = misplaced.or(Some(record.offset_delta));
+        }
+        next_delta = record.offset_delta.saturating_add(1);
+        count += 1;
+    }
+    let (stated, computed) = (header.checksum, sum.finish());
+    if stated != computed {
+        return Err(Flaw::Checksum { stated, computed });
+    }
     let wrong = |field, value: u64| Err(Flaw::Field { field, value });
     if header.flags & !REWRITTEN != 0 {
         return wrong("flags", header.flags.into());
     }
-    if header.count == 0 {
-        return wrong("count", 0);
+    if header.count == 0 || header.count != count {
+        return wrong("count", header.count.into());
     }
     if header.span < header.count {
         return wrong("span", header.span.into());
@@ -120,21 +202,18 @@ pub fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
     if header.durable > header.base {
         return wrong("durable", header.durable.0);
     }
-    let mut records = record::Records::new(batch);
-    let mut next_delta = 0;
-    let mut count = 0;
-    for record in &mut records {
-        let record = record?;
-        if record.offset_delta < next_delta || record.offset_delta >= header.span {
-            return wrong("offset_delta", record.offset_delta.into());
-        }
-        next_delta = record.offset_delta + 1;
-        count += 1;
-    }
-    if count != header.count {
-        return wrong("count", header.count.into());
+    if let Some(delta) = misplaced {
+        return wrong("offset_delta", delta.into());
     }
     Ok(header)
+}
+
+/// The header's bytes.
+fn head(batch: &[u8]) -> Result<&[u8; HEADER_BYTES], Flaw> {
+    batch.first_chunk().ok_or(Flaw::Short {
+        need: HEADER_BYTES,
+        have: batch.len(),
+    })
 }
 
 /// Where a batch stands in its partition: what its header holds beyond its own records.
@@ -154,8 +233,12 @@ pub struct Place {
 #[derive(Debug, Default)]
 pub struct Builder {
     bytes: Vec<u8>,
+    /// Checksums of the records, in order.
+    sums: Vec<u32>,
     count: u32,
     time_max_ns: u64,
+    /// Where the last record with an identity begins.
+    last_pos: Option<usize>,
 }
 
 impl Builder {
@@ -163,8 +246,10 @@ impl Builder {
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.bytes.resize(HEADER_BYTES, 0);
+        self.sums.clear();
         self.count = 0;
         self.time_max_ns = 0;
+        self.last_pos = None;
     }
 
     /// Appends a record; its offset is the next one.
@@ -172,7 +257,17 @@ impl Builder {
         record.offset_delta = self.count;
         self.time_max_ns = self.time_max_ns.max(record.append_time_ns);
         self.count += 1;
-        record.encode(&mut self.bytes);
+        if record.identity.is_some() {
+            self.last_pos = Some(self.bytes.len());
+        }
+        let checksum = record.encode(&mut self.bytes);
+        self.sums.push(checksum);
+    }
+
+    /// The record with an identity that was pushed last.
+    pub(crate) fn last(&self) -> Option<record::Encoded<'_>> {
+        let bytes = self.bytes.get(self.last_pos?..)?;
+        record::Encoded::decode_verified(bytes).map(|(record, _)| record)
     }
 
     /// Records so far.
@@ -187,12 +282,6 @@ impl Builder {
         self.bytes.len()
     }
 
-    /// The batch as [`Builder::finish`] left it.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
     /// Completes the header and hands out the batch.
     ///
     /// # Panics
@@ -200,24 +289,29 @@ impl Builder {
     pub fn finish(&mut self, place: Place) -> (&[u8], Header) {
         let length = self.bytes.len();
         assert!(length <= BATCH_BYTES_MAX, "the caller bounds the batch");
-        let bytes = &mut self.bytes;
-        field::MAGIC.put(bytes, MAGIC);
-        field::VERSION.put(bytes, VERSION);
-        field::FLAGS.put(bytes, 0);
-        field::LENGTH.put(
-            bytes,
-            u32::try_from(length).expect("bounded by BATCH_BYTES_MAX"),
-        );
-        field::BASE_OFFSET.put(bytes, place.base.0);
-        field::COUNT.put(bytes, self.count);
-        field::SPAN.put(bytes, self.count);
-        field::TERM.put(bytes, place.term);
-        field::DURABLE.put(bytes, place.durable.0);
-        field::TIME_MAX_NS.put(bytes, self.time_max_ns);
-        field::PREVIOUS.put(bytes, place.previous);
-        let checksum = super::checksum_without(&field::CHECKSUM, bytes);
-        field::CHECKSUM.put(bytes, checksum);
-        let header = Header::decode(bytes).expect("just written");
+        let head = self
+            .bytes
+            .first_chunk_mut::<HEADER_BYTES>()
+            .expect("`clear` makes room for the header");
+        let mut header = Header {
+            flags: 0,
+            length: u32::try_from(length).expect("bounded by BATCH_BYTES_MAX"),
+            checksum: 0,
+            base: place.base,
+            count: self.count,
+            span: self.count,
+            term: place.term,
+            durable: place.durable,
+            time_max_ns: self.time_max_ns,
+            previous: place.previous,
+        };
+        header.put(head);
+        let mut sum = Sum::of_header(head);
+        for record in &self.sums {
+            sum.add(*record);
+        }
+        header.checksum = sum.finish();
+        field::CHECKSUM.put(head, header.checksum);
         (&self.bytes, header)
     }
 }
@@ -226,10 +320,10 @@ impl Builder {
 mod tests {
     use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
 
-    use super::{Builder, Place, field, verify};
+    use super::{Builder, Place, Sum, field, verify};
     use crate::format::{
         Flaw, golden,
-        record::{Control, Fields, Header},
+        record::{Control, Fields, Header, Records},
     };
 
     fn sample() -> Vec<u8> {
@@ -307,9 +401,45 @@ mod tests {
                     } | Flaw::Short { .. }
                         | Flaw::Checksum { .. }
                 ),
-                _ => matches!(flaw, Flaw::Checksum { .. }),
+                12..64 => matches!(flaw, Flaw::Checksum { .. }),
+                // Where a record is longer or shorter than it says, the next one does not begin where it should.
+                _ => matches!(
+                    flaw,
+                    Flaw::Checksum { .. }
+                        | Flaw::Short { .. }
+                        | Flaw::Field {
+                            field: "length" | "padding",
+                            ..
+                        }
+                ),
             },
         );
+    }
+
+    /// Each record fits its own checksum, but it is another record: the batch's checksum says so.
+    #[test]
+    fn a_record_put_in_the_place_of_another_is_noticed() {
+        let batch_of = |values: [&[u8]; 2]| {
+            let mut builder = Builder::default();
+            builder.clear();
+            for value in values {
+                builder.push(Fields {
+                    value,
+                    ..Fields::default()
+                });
+            }
+            let place = Place {
+                base: Offset(0),
+                term: 0,
+                durable: Offset(0),
+                previous: 0,
+            };
+            builder.finish(place).0.to_vec()
+        };
+        let (mut bytes, other) = (batch_of([b"one", b"two"]), batch_of([b"one", b"too"]));
+        let second = bytes.len() - (bytes.len() - super::HEADER_BYTES) / 2;
+        bytes[second..].copy_from_slice(&other[second..]);
+        assert!(matches!(verify(&bytes), Err(Flaw::Checksum { .. })));
     }
 
     /// Not damage but nonsense: the checksum is right, the field is not.
@@ -318,8 +448,11 @@ mod tests {
         let refused = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = sample();
             change(&mut bytes);
-            let checksum = crate::format::checksum_without(&field::CHECKSUM, &bytes);
-            field::CHECKSUM.put(&mut bytes, checksum);
+            let mut sum = Sum::of_header(bytes.first_chunk().unwrap());
+            for record in Records::new(&bytes) {
+                sum.add(record.unwrap().checksum);
+            }
+            field::CHECKSUM.put(&mut bytes, sum.finish());
             match verify(&bytes) {
                 Err(Flaw::Field { field, .. }) => assert_eq!(field, name),
                 other => panic!("{name}: {other:?}"),

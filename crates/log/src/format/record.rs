@@ -2,7 +2,7 @@
 
 use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
 
-use super::{Flaw, align8, batch, check_sum, checksum_without, layout};
+use super::{Flaw, align8, batch, layout};
 
 layout! { HEADER_BYTES = 64;
     LENGTH: u32 = 0,
@@ -106,13 +106,14 @@ impl Fields<'_> {
         align8(HEADER_BYTES + self.headers_bytes() + self.key.map_or(0, <[u8]>::len) + value)
     }
 
-    /// Appends the record and its padding to `out`.
+    /// Appends the record and its padding to `out`, and hands out its checksum.
     ///
     /// # Panics
     /// If headers or record are too long for their length fields; the caller bounds them first.
-    pub fn encode(&self, out: &mut Vec<u8>) {
+    pub fn encode(&self, out: &mut Vec<u8>) -> u32 {
         let start = out.len();
-        out.resize(start + HEADER_BYTES, 0);
+        out.reserve(self.encoded_bytes());
+        out.extend_from_slice(&[0; HEADER_BYTES]);
         for header in self.headers {
             let len = |n: usize| {
                 u16::try_from(n)
@@ -139,7 +140,8 @@ impl Fields<'_> {
             out.extend_from_slice(self.value);
         }
         let length = out.len() - start;
-        out.resize(start + align8(length), 0);
+        let padding = align8(length) - length;
+        out.extend_from_slice([0; 8].get(..padding).unwrap_or_default());
         let flags = control_flag
             | if self.identity.is_some() {
                 HAS_IDENTITY
@@ -148,37 +150,55 @@ impl Fields<'_> {
             }
             | if self.key.is_some() { HAS_KEY } else { 0 };
         let record = out.get_mut(start..start + length).expect("just written");
+        let head = record
+            .first_chunk_mut::<HEADER_BYTES>()
+            .expect("just written");
         field::LENGTH.put(
-            record,
+            head,
             u32::try_from(length).expect("the caller bounds the record"),
         );
-        field::FLAGS.put(record, flags);
-        field::KIND.put(record, self.kind);
-        field::OFFSET_DELTA.put(record, self.offset_delta);
-        field::SCHEMA_ID.put(record, self.schema_id);
-        field::SCHEMA_VERSION.put(record, self.schema_version);
+        field::FLAGS.put(head, flags);
+        field::KIND.put(head, self.kind);
+        field::OFFSET_DELTA.put(head, self.offset_delta);
+        field::SCHEMA_ID.put(head, self.schema_id);
+        field::SCHEMA_VERSION.put(head, self.schema_version);
         field::HEADERS_BYTES.put(
-            record,
+            head,
             u16::try_from(headers_bytes).expect("the caller bounds the headers"),
         );
         field::KEY_BYTES.put(
-            record,
+            head,
             u32::try_from(key.len()).expect("the caller bounds the record"),
         );
-        field::APPEND_TIME_NS.put(record, self.append_time_ns);
+        field::APPEND_TIME_NS.put(head, self.append_time_ns);
         if let Some(identity) = self.identity {
-            field::SOURCE.put(record, identity.source.0);
-            field::EPOCH.put(record, identity.epoch.0);
-            field::SEQUENCE.put(record, identity.sequence.0);
+            field::SOURCE.put(head, identity.source.0);
+            field::EPOCH.put(head, identity.epoch.0);
+            field::SEQUENCE.put(head, identity.sequence.0);
         }
-        let checksum = checksum_without(&field::CHECKSUM, record);
+        // The field is still zero.
+        let checksum = teeline_core::crc32c(record);
         field::CHECKSUM.put(record, checksum);
+        checksum
     }
+}
+
+/// CRC-32C of a whole record, its field `checksum` taken as zero: in two steps, since most records are short.
+fn checksum_of(record: &[u8]) -> u32 {
+    const FIRST_BYTES: usize = field::FLAGS.start();
+    let mut first = [0; FIRST_BYTES];
+    if let Some(length) = first.first_chunk_mut() {
+        *length = field::LENGTH.get(record).to_le_bytes();
+    }
+    let rest = record.get(FIRST_BYTES..).unwrap_or_default();
+    teeline_core::crc32c_append(teeline_core::crc32c(&first), rest)
 }
 
 /// A record as it stands in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Encoded<'a> {
+    /// Checksum of the record.
+    pub checksum: u32,
     /// Offset minus the batch's base offset.
     pub offset_delta: u32,
     /// The application's message type.
@@ -209,6 +229,17 @@ impl<'a> Encoded<'a> {
     /// # Errors
     /// The first thing that is wrong.
     pub fn decode(bytes: &'a [u8]) -> Result<(Self, usize), Flaw> {
+        Self::parse::<true>(bytes)
+    }
+
+    /// As [`Encoded::decode`], of a record whose batch was verified: its checksum, padding and headers are not looked
+    /// at again.
+    pub(crate) fn decode_verified(bytes: &'a [u8]) -> Option<(Self, usize)> {
+        Self::parse::<false>(bytes).ok()
+    }
+
+    #[inline]
+    fn parse<const VERIFY: bool>(bytes: &'a [u8]) -> Result<(Self, usize), Flaw> {
         let have = bytes.len();
         if have < HEADER_BYTES {
             return Err(Flaw::Short {
@@ -225,9 +256,14 @@ impl<'a> Encoded<'a> {
         let (Some(record), Some(padding)) = (bytes.get(..length), bytes.get(length..padded)) else {
             return Err(Flaw::Short { need: padded, have });
         };
-        check_sum(record, &field::CHECKSUM)?;
-        if padding.iter().any(|&b| b != 0) {
-            return wrong("padding", 1);
+        if VERIFY {
+            let (stated, computed) = (field::CHECKSUM.get(record), checksum_of(record));
+            if stated != computed {
+                return Err(Flaw::Checksum { stated, computed });
+            }
+            if padding.iter().any(|&b| b != 0) {
+                return wrong("padding", 1);
+            }
         }
         let flags = field::FLAGS.get(record);
         if flags & !FLAGS_KNOWN != 0 {
@@ -269,12 +305,15 @@ impl<'a> Encoded<'a> {
             sequence: Sequence(field::SEQUENCE.get(record)),
         });
         let headers = Headers { bytes: headers };
-        headers.check()?;
+        if VERIFY {
+            headers.check()?;
+        }
         let tombstone = flags & TOMBSTONE != 0;
         if tombstone && !value.is_empty() {
             return wrong("flags", flags.into());
         }
         let encoded = Self {
+            checksum: field::CHECKSUM.get(record),
             offset_delta: field::OFFSET_DELTA.get(record),
             kind: field::KIND.get(record),
             schema_id: field::SCHEMA_ID.get(record),
@@ -354,6 +393,31 @@ impl<'a> Iterator for Headers<'a> {
         let (header, rest) = Self::split(self.bytes)?;
         self.bytes = rest;
         Some(header)
+    }
+}
+
+/// The records of one whole batch that was verified.
+#[derive(Debug, Clone)]
+pub(crate) struct VerifiedRecords<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> VerifiedRecords<'a> {
+    /// Of the batch whose bytes are exactly `batch`.
+    pub(crate) fn new(batch: &'a [u8]) -> Self {
+        Self {
+            rest: batch.get(batch::HEADER_BYTES..).unwrap_or_default(),
+        }
+    }
+}
+
+impl<'a> Iterator for VerifiedRecords<'a> {
+    type Item = Encoded<'a>;
+
+    fn next(&mut self) -> Option<Encoded<'a>> {
+        let (record, bytes) = Encoded::decode_verified(self.rest)?;
+        self.rest = self.rest.get(bytes..).unwrap_or_default();
+        Some(record)
     }
 }
 

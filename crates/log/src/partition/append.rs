@@ -181,7 +181,8 @@ impl Appender {
             self.synced_ns = now_ns;
         }
         self.active()?.index.note(file_pos, &header)?;
-        self.producers.apply(&header, self.builder.bytes());
+        self.producers
+            .take(header.base, self.builder.last().as_ref());
         self.page.store(Word::End, self.end.offset.0)?;
         self.page.store(Word::Durable, self.durable.0)?;
         self.page.store(Word::Dirty, 0)?;
