@@ -18,6 +18,7 @@ use std::{
 
 use teeline_core::Name;
 use teeline_log::TopicConfig;
+use teeline_sync::idle::Wait;
 use toml::Table;
 
 use crate::route::KeyRule;
@@ -73,8 +74,8 @@ pub struct SourceConfig {
     pub ring: PathBuf,
     /// The reliable consumer to attach as.
     pub consumer: Name,
-    /// What to do when there was no work.
-    pub idle: Idle,
+    /// How to wait for messages.
+    pub wait: Wait,
     /// CPU to pin the source's thread to, by the kernel's number.
     pub cpu: Option<usize>,
     /// Limits of one batch cycle.
@@ -83,18 +84,6 @@ pub struct SourceConfig {
     pub others: Others,
     /// Where messages go, by type.
     pub routes: Vec<RouteConfig>,
-}
-
-/// What an agent does between two polls that found nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Idle {
-    /// Spins: lowest latency, takes a whole core.
-    Spin,
-    /// Gives the core to whoever wants it, and looks again.
-    Yield,
-    /// Spins, yields, then sleeps up to a millisecond.
-    #[default]
-    Backoff,
 }
 
 /// How much one batch cycle takes from the ring at most.

@@ -10,12 +10,12 @@ use teeline_os::{SystemClock, cpu, sleep, state::StateDir};
 use teeline_ring::{AttachError, AttachOptions, Consumer};
 use teeline_sync::{
     atomic::{AtomicBool, Ordering},
-    idle::{Backoff, IdleStrategy, Spin, Yield},
+    idle::Idle,
 };
 
 use crate::{
     agent::{Agent, Joint, Surroundings, is_balanced},
-    config::{BridgeConfig, Idle, SourceConfig, TopicSpec},
+    config::{BridgeConfig, SourceConfig, TopicSpec},
     error::{AgentError, BridgeError},
     event::{BridgeEvent, Observer},
     plan::{History, Plan, Rules, Target},
@@ -302,7 +302,7 @@ impl Tender<'_> {
     /// Does the agent's work until its ring is over or the bridge stops.
     fn drive(&self, mut agent: Agent<'_>, ring_file: Option<u64>) -> Result<End, AgentError> {
         let clock = self.surroundings.clock;
-        let mut idle = idle_strategy(self.config.idle);
+        let mut idle = Idle::from(self.config.wait);
         let mut blocked = false;
         let mut gone = false;
         let mut drain_deadline_ns = None;
@@ -545,12 +545,4 @@ fn not_yet<T>(kind: &'static str, reason: impl fmt::Display) -> Result<Attached<
         kind,
         reason: reason.to_string(),
     }))
-}
-
-fn idle_strategy(idle: Idle) -> Box<dyn IdleStrategy> {
-    match idle {
-        Idle::Spin => Box::new(Spin),
-        Idle::Yield => Box::new(Yield),
-        Idle::Backoff => Box::new(Backoff::default()),
-    }
 }

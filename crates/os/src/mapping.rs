@@ -15,12 +15,8 @@ use std::{
 };
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use rustix::{
-    io::Errno,
-    thread::futex::{self, Timespec},
-};
 
-use crate::{Context, Error, Result};
+use crate::{Context, Error, Result, futex};
 
 /// The first `len` bytes of a file, shared with every other process that maps it. Unmapped when dropped; not inherited
 /// by a forked child.
@@ -170,16 +166,8 @@ impl Mapping {
     /// # Panics
     /// As [`load_u32`](Self::load_u32).
     pub fn wait_u32(&self, offset: usize, expected: u32, timeout: Duration) -> bool {
-        let word = self.word_u32(offset);
-        // A time too long for the kernel's type is as good as for ever.
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        !matches!(
-            futex::wait(word, futex::Flags::empty(), expected, Some(&timeout)),
-            Err(Errno::TIMEDOUT)
-        )
+        let word = futex::Word::of(self, offset).while_it_is(expected);
+        futex::sleep(&[word], timeout) != futex::Slept::TimedOut
     }
 
     /// Wakes everyone who sleeps on the 32-bit word at `offset`, in any process, and returns how many. Works on
@@ -188,10 +176,7 @@ impl Mapping {
     /// # Panics
     /// As [`load_u32`](Self::load_u32).
     pub fn wake_u32(&self, offset: usize) -> usize {
-        const EVERYONE: u32 = i32::MAX.cast_unsigned();
-        let word = self.word_u32(offset);
-        futex::wake(word, futex::Flags::empty(), EVERYONE)
-            .expect("a wake on a mapped, aligned word has no way to fail")
+        futex::Word::of(self, offset).wake()
     }
 
     fn word_u64(&self, offset: usize) -> &AtomicU64 {
@@ -211,7 +196,7 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(word) }
     }
 
-    fn word_u32(&self, offset: usize) -> &AtomicU32 {
+    pub(crate) fn word_u32(&self, offset: usize) -> &AtomicU32 {
         assert!(
             offset.is_multiple_of(4),
             "word at {offset} is not aligned to 4"

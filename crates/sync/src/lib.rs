@@ -12,6 +12,18 @@ pub mod atomic {
     pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     #[cfg(not(loom))]
     pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+
+    /// The cheap half of a barrier between a side that is always running and one that rarely comes by: it keeps the
+    /// compiler from moving accesses across, and no instruction. Only together with the other half, the kernel's
+    /// `membarrier`, which makes every running CPU pass a full barrier at whatever instruction it is, it is as good as a
+    /// sequentially consistent fence on both sides. That is what the model checker is given for it.
+    #[inline]
+    pub fn light_fence() {
+        #[cfg(loom)]
+        fence(Ordering::SeqCst);
+        #[cfg(not(loom))]
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    }
 }
 
 /// Shared mutable memory that a model checker can watch.

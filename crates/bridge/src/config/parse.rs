@@ -3,11 +3,12 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use teeline_log::{Durability, TopicConfig};
+use teeline_sync::idle::Wait;
 use toml::{Table, Value};
 
 use super::{
     BATCH_BYTES_DEFAULT, BATCH_BYTES_MAX, BATCH_MESSAGES_DEFAULT, BATCH_MESSAGES_MAX, BatchLimits,
-    BridgeConfig, DRAIN_LIMIT_DEFAULT, Idle, Others, RouteConfig, SourceConfig, TopicSpec, Types,
+    BridgeConfig, DRAIN_LIMIT_DEFAULT, Others, RouteConfig, SourceConfig, TopicSpec, Types,
     fields::{Fields, one_of, parsed, path, whole, yes_or_no},
 };
 use crate::route::{KeyRule, Prefix};
@@ -89,14 +90,7 @@ fn source(mut fields: Fields<'_>) -> Option<SourceConfig> {
     let ring = fields.need("ring", path);
     let consumer = fields.need("consumer", parsed);
     let _hold_back: Option<()> = fields.take("policy", one_of(&[("hold-back", ())]));
-    let idle = fields.take(
-        "idle",
-        one_of(&[
-            ("spin", Idle::Spin),
-            ("yield", Idle::Yield),
-            ("backoff", Idle::Backoff),
-        ]),
-    );
+    let wait = fields.take("wait", one_of(&Wait::ALL.map(|wait| (wait.name(), wait))));
     let cpu = fields.take("cpu", whole(0, 65_535));
     let batch = fields.table("batch").map(|mut batch| {
         let messages = batch.take("messages", whole(1, BATCH_MESSAGES_MAX as u64));
@@ -119,7 +113,7 @@ fn source(mut fields: Fields<'_>) -> Option<SourceConfig> {
     Some(SourceConfig {
         ring: ring?,
         consumer: consumer?,
-        idle: idle.unwrap_or_default(),
+        wait: wait.unwrap_or_default(),
         cpu: match cpu {
             Some(cpu) => Some(usize::try_from(cpu).ok()?),
             None => None,

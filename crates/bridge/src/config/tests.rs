@@ -1,8 +1,9 @@
 use std::time::Duration;
 
 use teeline_log::Durability;
+use teeline_sync::idle::Wait;
 
-use super::{BridgeConfig, ConfigError, EXAMPLE, Idle, Others, Types};
+use super::{BridgeConfig, ConfigError, EXAMPLE, Others, Types};
 use crate::route::{KeyRule, Prefix};
 
 fn problems(text: &str) -> Vec<String> {
@@ -28,7 +29,7 @@ fn the_documented_example_is_understood_in_every_key() {
     let source = &config.sources[0];
     assert_eq!(source.ring.to_str(), Some("/dev/shm/teeline/gw1.fills"));
     assert_eq!(source.consumer.as_str(), "bridge");
-    assert_eq!((source.idle, source.cpu), (Idle::Backoff, Some(3)));
+    assert_eq!((source.wait, source.cpu), (Wait::Backoff, Some(3)));
     assert_eq!((source.batch.messages, source.batch.bytes), (1024, 1 << 20));
     assert_eq!(source.others, Others::Stop);
     let route = &source.routes[0];
@@ -79,7 +80,7 @@ fn everything_wrong_is_named_by_its_key_at_once() {
         [[source]]
         ring = 7
         policy = "keep-the-newest"
-        idle = "nap"
+        wait = "nap"
         cpu = "two"
         others = "skip"
         batch = { messages = 0, bits = 1 }
@@ -115,7 +116,7 @@ fn everything_wrong_is_named_by_its_key_at_once() {
         "source[0].ring",
         "source[0].consumer",
         "source[0].policy",
-        "source[0].idle",
+        "source[0].wait",
         "source[0].cpu",
         "source[0].batch.messages",
         "source[0].batch.bits",

@@ -272,7 +272,7 @@ fn a_cpu_that_cannot_be_had_is_a_warning() {
     let place = Place::new();
     place.create_ring();
     let published = [publish(&mut place.producer(), 1, &payload(1))];
-    let events = place.drain_well(&format!("cpu = 60000\nidle = \"yield\"\n{ROUTES}"));
+    let events = place.drain_well(&format!("cpu = 60000\nwait = \"yield\"\n{ROUTES}"));
     assert!(
         matches!(&events[0], BridgeEvent::Warning { what, .. } if what.contains("60000")),
         "{events:#?}"

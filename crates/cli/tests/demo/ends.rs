@@ -145,7 +145,7 @@ fn a_process_of_the_demo_does_not_run_without_it() {
             "demo-role",
             "--conductor",
             "1",
-            "--waiting",
+            "--wait",
             "backoff",
             "--dir",
         ])

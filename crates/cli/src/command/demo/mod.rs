@@ -108,7 +108,7 @@ impl DemoArgs {
             };
             let mut process = Process::new(role, workplace.paths(), pace)?;
             process.cpu = placement.cpus.get(&role).copied();
-            process.waiting = placement.waiting(role);
+            process.wait = placement.wait(role);
             process.latency_page = page.map(|page| page.os_id().to_owned());
             Ok(process)
         });
@@ -226,7 +226,7 @@ fn segment_bytes(facts: usize) -> u32 {
 
 /// The configuration that an operator would write.
 fn bridge_config(paths: &Paths, placement: &Placement) -> String {
-    let idle = placement.waiting(Role::Bridge).name();
+    let wait = placement.wait(Role::Bridge);
     let quoted = |path: PathBuf| toml::Value::String(path.display().to_string()).to_string();
     format!(
         "[log]
@@ -239,7 +239,7 @@ dir = {state}
 ring = {ring}
 consumer = \"{BRIDGE}\"
 policy = \"hold-back\"
-idle = \"{idle}\"
+wait = \"{wait}\"
 
 [[source.route]]
 types = [{FILL}]

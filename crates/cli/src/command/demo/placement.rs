@@ -2,21 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use clap::ValueEnum;
 use teeline_os::{cpu, process};
-use teeline_sync::{
-    idle::{Backoff, IdleStrategy, Yield},
-    thread,
-};
+use teeline_sync::idle::Wait;
 
 use super::roles::Role;
 use crate::output::Failure;
-
-/// How long a process that naps sleeps at most, in microseconds.
-const NAP_US_MAX: u64 = 200;
-
-/// Looks in vain after which an attentive process gives its CPU away for once: some tens of microseconds.
-const LOOKS_BEFORE_YIELD: u32 = 1_000;
 
 /// Where the processes run.
 #[derive(Debug)]
@@ -24,37 +14,6 @@ pub(crate) struct Placement {
     /// The CPU of each role that is pinned.
     pub(crate) cpus: BTreeMap<Role, usize>,
     has_cpu_each: bool,
-}
-
-/// How a process waits for work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Waiting {
-    /// It spins, and now and then lets others have the CPU.
-    Attentive,
-    /// It looks again at once, unless somebody else wants the CPU.
-    Yield,
-    /// It naps.
-    Backoff,
-}
-
-/// Spins, and now and then lets others have the CPU: as quick as spinning where nobody wants it.
-#[derive(Debug, Default)]
-struct Attentive {
-    looks: u32,
-}
-
-impl IdleStrategy for Attentive {
-    fn idle(&mut self, work: usize) {
-        if work > 0 {
-            self.looks = 0;
-        } else if self.looks < LOOKS_BEFORE_YIELD {
-            self.looks += 1;
-            thread::spin_loop();
-        } else {
-            self.looks = 0;
-            thread::yield_now();
-        }
-    }
 }
 
 impl Placement {
@@ -98,42 +57,24 @@ impl Placement {
         }
     }
 
-    /// How `role` waits: who has a CPU of its own need not nap.
-    pub(crate) fn waiting(&self, role: Role) -> Waiting {
+    /// How `role` waits: who has a CPU of its own need not sleep. The bridge naps where others block, since the gateway
+    /// would pay for waking it.
+    pub(crate) fn wait(&self, role: Role) -> Wait {
         match role {
-            Role::Gateway if self.cpus.contains_key(&role) => Waiting::Attentive,
-            Role::Bridge if self.has_cpu_each => Waiting::Yield,
-            _ => Waiting::Backoff,
-        }
-    }
-}
-
-impl Waiting {
-    /// The strategy by this name.
-    pub(crate) fn strategy(self) -> Box<dyn IdleStrategy> {
-        match self {
-            Self::Attentive => Box::new(Attentive::default()),
-            Self::Yield => Box::new(Yield),
-            Self::Backoff => Box::new(Backoff::new(NAP_US_MAX)),
-        }
-    }
-
-    /// Its name, in arguments and in the bridge's configuration.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Attentive => "attentive",
-            Self::Yield => "yield",
-            Self::Backoff => "backoff",
+            Role::Gateway if self.cpus.contains_key(&role) => Wait::Yield,
+            Role::Gateway => Wait::Block,
+            Role::Bridge if self.has_cpu_each => Wait::Yield,
+            _ => Wait::Backoff,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Placement, Role, Waiting};
+    use super::{Placement, Role, Wait};
 
     #[test]
-    fn whoever_shares_a_cpu_naps() {
+    fn whoever_shares_a_cpu_sleeps() {
         for cpus in 0..6 {
             let allowed: Vec<usize> = (10..10 + cpus).collect();
             let placement = Placement::on(&allowed);
@@ -141,8 +82,8 @@ mod tests {
                 let mut others = placement.cpus.iter().filter(|(other, _)| **other != role);
                 let cpu = placement.cpus.get(&role);
                 let is_alone = cpu.is_some_and(|cpu| others.all(|(_, other)| other != cpu));
-                let naps = placement.waiting(role) == Waiting::Backoff;
-                assert!(is_alone || naps, "{role:?} of {placement:?}");
+                let sleeps = matches!(placement.wait(role), Wait::Backoff | Wait::Block);
+                assert!(is_alone || sleeps, "{role:?} of {placement:?}");
             }
         }
     }

@@ -11,9 +11,9 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use teeline_os::Context;
+use teeline_sync::idle::Wait;
 
 use super::{
-    placement::Waiting,
     roles::{Pace, Role},
     workplace::Paths,
 };
@@ -29,7 +29,7 @@ pub(crate) struct Process {
     /// CPU that it is pinned to.
     pub(crate) cpu: Option<usize>,
     /// How it waits for work.
-    pub(crate) waiting: Waiting,
+    pub(crate) wait: Wait,
     /// Histogram page that it records in.
     pub(crate) latency_page: Option<String>,
     /// The running process, until it was killed or its end was noticed.
@@ -49,7 +49,7 @@ impl Process {
             paths: paths.clone(),
             pace,
             cpu: None,
-            waiting: Waiting::Backoff,
+            wait: Wait::Backoff,
             latency_page: None,
             child: None,
         })
@@ -88,7 +88,7 @@ impl Process {
             paths,
             pace,
             cpu,
-            waiting,
+            wait,
             latency_page,
             child: _,
         } = self;
@@ -100,7 +100,7 @@ impl Process {
             .arg("--rings")
             .arg(&paths.rings)
             .args(["--conductor", &std::process::id().to_string()])
-            .args(["--waiting", waiting.name()]);
+            .args(["--wait", wait.name()]);
         if let Some(cpu) = cpu {
             command.args(["--cpu", &cpu.to_string()]);
         }

@@ -28,14 +28,13 @@ use teeline_os::{SystemClock, cpu, hold, sleep, state::StateDir};
 use teeline_ring::{Alignment, AttachOptions, MessageType, Producer, PublishError, RingOptions};
 use teeline_sync::{
     atomic::{AtomicBool, Ordering},
-    idle::IdleStrategy,
+    idle::{Idle, Wait},
 };
 
 #[cfg(feature = "test-switches")]
 use super::broken::Rule;
 use super::{
     facts,
-    placement::Waiting,
     workplace::{self, GATEWAY, GROUP, ORDERS, Paths, TOPIC},
 };
 use crate::output::{Answer, Failure};
@@ -92,7 +91,7 @@ pub(crate) struct RoleArgs {
     cpu: Option<usize>,
     /// How to wait for work.
     #[arg(long)]
-    waiting: Waiting,
+    wait: Wait,
     /// Histogram page to record latencies in.
     #[arg(long)]
     latency_page: Option<String>,
@@ -140,12 +139,12 @@ impl RoleArgs {
             cpu::pin_current(cpu).map_err(Failure::new)?;
         }
         let page = self.latency_page.as_deref();
-        let mut idle = self.waiting.strategy();
+        let mut idle = Idle::from(self.wait);
         match self.role {
-            RoleVerb::Strategy(pace) => strategy(&self.paths, pace, &mut *idle)?,
-            RoleVerb::Gateway => gateway::run(&self.paths, &mut *recorder(page)?, &mut *idle)?,
+            RoleVerb::Strategy(pace) => strategy(&self.paths, pace, &mut idle)?,
+            RoleVerb::Gateway => gateway::run(&self.paths, &mut *recorder(page)?, &mut idle)?,
             RoleVerb::Bridge => bridge(&self.paths, page)?,
-            RoleVerb::Positions => positions(&self.paths, &mut *idle)?,
+            RoleVerb::Positions => positions(&self.paths, &mut idle)?,
         }
         Ok(Answer::Fine)
     }
@@ -197,7 +196,7 @@ fn producer(options: &RingOptions, dir: &Path, state: &Path) -> Result<Producer,
 /// Sends order 1, 2, 3 … when each is due, and the last one when the conductor says so: until then, every process has
 /// work left. Killed and started again, it goes on behind the last order in the ring. When the ring was lost it begins
 /// at the first: it remembers nothing, and the gateway drops what is done.
-fn strategy(paths: &Paths, pace: Pace, idle: &mut dyn IdleStrategy) -> Result<(), Failure> {
+fn strategy(paths: &Paths, pace: Pace, idle: &mut Idle) -> Result<(), Failure> {
     let facts = facts::read(&paths.facts()).map_err(Failure::new)?;
     let options = RingOptions::new(workplace::source(ORDERS))
         .capacity(ORDERS_CAPACITY)
@@ -278,7 +277,7 @@ fn bridge(paths: &Paths, latency_page: Option<&str>) -> Result<(), Failure> {
 }
 
 /// Applies what is in the log to the positions.
-fn positions(paths: &Paths, idle: &mut dyn IdleStrategy) -> Result<(), Failure> {
+fn positions(paths: &Paths, idle: &mut Idle) -> Result<(), Failure> {
     let stop = stop_on_sigterm()?;
     let log = Log::open(paths.log(), &LogOptions::default()).map_err(Failure::new)?;
     let (group, topic) = (workplace::name(GROUP), workplace::name(TOPIC));

@@ -7,7 +7,7 @@ use teeline_core::Sequence;
 use teeline_ring::{Join, ObserveOptions, Observed, Observer, Resume};
 use teeline_sync::{
     atomic::Ordering,
-    idle::{Backoff, IdleStrategy},
+    idle::{Idle, Wait},
 };
 
 use super::FrameLine;
@@ -53,7 +53,7 @@ pub(super) fn tail(ring: &Path, join: Join, out: &mut Output) -> Result<Answer, 
     let resume = Resume::Oldest;
     let mut observer =
         Observer::attach(ring, &ObserveOptions { join, resume }).map_err(Failure::new)?;
-    let mut idle = Backoff::default();
+    let mut idle = Idle::from(Wait::Backoff);
     let ended = loop {
         // Looked at first: what was published before is still read.
         let stopped = stop.load(Ordering::Relaxed);

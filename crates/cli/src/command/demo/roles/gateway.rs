@@ -13,7 +13,7 @@ use teeline_os::{SystemClock, sleep};
 use teeline_ring::{Alignment, AttachError, Consumer, Frame, MessageType, Producer, RingOptions};
 use teeline_sync::{
     atomic::{AtomicBool, Ordering},
-    idle::IdleStrategy,
+    idle::Idle,
 };
 
 use super::{
@@ -35,7 +35,7 @@ const RECORDS_PER_POLL: usize = 1_024;
 pub(super) fn run(
     paths: &Paths,
     recorder: &mut dyn Recorder,
-    idle: &mut dyn IdleStrategy,
+    idle: &mut Idle,
 ) -> Result<(), Failure> {
     let stop = stop_on_sigterm()?;
     let options = RingOptions::new(workplace::source(FILLS))
