@@ -156,7 +156,9 @@ impl Consumer {
         reader.poll(limit, f).map_err(|source| {
             let place = Place::new(&self.topic, partition, reader.position());
             match source {
-                ReadError::BeforeStart { start, .. } => ConsumerError::BeforeStart { place, start },
+                ReadError::StartMoved { to: start, .. } => {
+                    ConsumerError::BeforeStart { place, start }
+                }
                 source => ConsumerError::Read { place, source },
             }
         })

@@ -29,8 +29,11 @@ pub struct NewRecord<'a> {
     pub headers: &'a [Header<'a>],
     /// Its key.
     pub key: Option<&'a [u8]>,
-    /// Its value; left out of gap records.
+    /// Its value; left out of gap records and tombstones.
     pub value: &'a [u8],
+    /// Whether the record takes its key's value away: compaction then keeps nothing older of the key, and in the end
+    /// not the tombstone either.
+    pub tombstone: bool,
 }
 
 impl<'a> NewRecord<'a> {
@@ -51,6 +54,16 @@ impl<'a> NewRecord<'a> {
             headers: &[],
             key,
             value,
+            tombstone: false,
+        }
+    }
+
+    /// A record that takes the value of `key` away.
+    #[must_use]
+    pub const fn tombstone(sequence: Sequence, kind: u16, key: &'a [u8]) -> Self {
+        Self {
+            tombstone: true,
+            ..Self::data(sequence, kind, Some(key), &[])
         }
     }
 
@@ -76,6 +89,7 @@ impl<'a> NewRecord<'a> {
             headers: self.headers,
             key: self.key,
             value: self.value,
+            tombstone: self.tombstone && self.gap_first.is_none(),
             ..Fields::default()
         }
     }

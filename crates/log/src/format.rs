@@ -29,6 +29,9 @@ pub enum Flaw {
     /// Nothing was written here: the place reads zero.
     #[error("nothing but zeros")]
     Blank,
+    /// The file is not there.
+    #[error("the file is missing")]
+    Missing,
     /// It was written, but never synced before a sync failed.
     #[error("was not synced before a sync failed")]
     Unsynced,

@@ -60,7 +60,7 @@ pub use format::{
 };
 pub use inspect::{Finding, Severity, VerifyReport, verify};
 pub use partitioner::partition_for_key;
-pub use reader::{ReadError, Reader, Record};
+pub use reader::{Overtaken, ReadError, Reader, Record};
 pub use recovery::RecoveryReport;
 pub use storage::Access;
 pub use topic::{Topic, TopicConfig};

@@ -41,8 +41,8 @@ pub(crate) struct Partition {
     dir: PathBuf,
     appender: Mutex<Option<Appender>>,
     page: Mutex<Option<Arc<dyn SharedPage>>>,
-    /// Log end as scanned while nobody had appended since the system started.
-    cold_end: Mutex<Option<Offset>>,
+    /// Log start and log end as found while nobody had appended since the system started.
+    cold_ends: Mutex<Option<(Offset, Offset)>>,
 }
 
 impl fmt::Debug for Partition {
@@ -95,7 +95,7 @@ impl Partition {
             dir,
             appender: Mutex::new(None),
             page: Mutex::new(None),
-            cold_end: Mutex::new(None),
+            cold_ends: Mutex::new(None),
         }
     }
 
@@ -142,14 +142,31 @@ impl Partition {
             };
             return Ok((end, high));
         }
-        // Nobody has appended since the system started, so that what is there came from the device, and stays as it is.
-        let mut cold_end = self.cold_end.lock().unwrap_or_else(PoisonError::into_inner);
-        let end = match *cold_end {
-            Some(end) => end,
-            None => self.scan_cold()?.readable_end,
-        };
-        *cold_end = Some(end);
+        let (_, end) = self.cold_ends()?;
         Ok((end, end))
+    }
+
+    /// Log start and log end while nobody has appended since the system started, so that what is there came from the
+    /// device, and stays as it is.
+    fn cold_ends(&self) -> Result<(Offset, Offset), ReadError> {
+        let mut known = self
+            .cold_ends
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let ends = match *known {
+            Some(ends) => ends,
+            None => {
+                let first = segment::list(self.storage(), &self.dir)?.first().copied();
+                let state = recovery::read_state(self.storage(), &self.dir)?;
+                let start = state.map_or(Offset(0), |state| state.log_start);
+                (
+                    start.max(first.unwrap_or(Offset(0))),
+                    self.scan_cold()?.readable_end,
+                )
+            }
+        };
+        *known = Some(ends);
+        Ok(ends)
     }
 
     /// Scans without the lock and without changing anything.
@@ -175,8 +192,10 @@ impl Partition {
 
     /// First offset kept.
     pub(crate) fn start(&self) -> Result<Offset, ReadError> {
-        let first = segment::list(self.storage(), &self.dir)?.first().copied();
-        Ok(first.unwrap_or(Offset(0)))
+        match self.page()? {
+            Some(page) => Ok(Offset(page.load(Word::LogStart))),
+            None => Ok(self.cold_ends()?.0),
+        }
     }
 
     fn appender(&self) -> MutexGuard<'_, Option<Appender>> {

@@ -39,8 +39,10 @@ pub struct Record<'a> {
     pub headers: Headers<'a>,
     /// Its key.
     pub key: Option<&'a [u8]>,
-    /// Its value; empty in control records.
+    /// Its value; empty in control records and tombstones.
     pub value: &'a [u8],
+    /// Whether it takes its key's value away.
+    pub tombstone: bool,
 }
 
 /// Why a read failed.
@@ -49,13 +51,14 @@ pub enum ReadError {
     /// Records are damaged. [`Reader::seek`] to the end of the damage's offsets to go on behind it.
     #[error("{0}")]
     Damaged(Box<Damage>),
-    /// The offset is older than the log.
-    #[error("offset {asked} is gone: the partition starts at {start}")]
-    BeforeStart {
-        /// The offset asked for.
-        asked: Offset,
-        /// The first one kept.
-        start: Offset,
+    /// The start of the log passed the reader: retention took what it would have read next. What becomes of the reader
+    /// is said by [`Reader::when_overtaken`].
+    #[error("start moved from {from} to {to}: retention took what lay between before it was read")]
+    StartMoved {
+        /// The offset that would have come next: the first one missed.
+        from: Offset,
+        /// The first offset kept.
+        to: Offset,
     },
     /// The topic has no such partition.
     #[error("topic {topic} has {partitions} partitions, no partition {partition}")]
@@ -80,6 +83,16 @@ pub enum ReadError {
     Storage(#[from] StorageError),
 }
 
+/// What a reader does that retention has overtaken, once it has said so by [`ReadError::StartMoved`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Overtaken {
+    /// It stays where it is and says it again, until somebody calls [`Reader::seek`].
+    #[default]
+    Stop,
+    /// It goes on at the start of the log.
+    GoOn,
+}
+
 /// Reads one partition in the order of its offsets.
 #[derive(Debug)]
 pub struct Reader {
@@ -93,6 +106,9 @@ pub struct Reader {
     /// Where in it the next record begins; at its length when all are handed out.
     record_pos: usize,
     base: Offset,
+    /// Behind the last offset that the batch covers. Compaction leaves batches that cover more than they hold.
+    batch_end: Offset,
+    overtaken: Overtaken,
     /// Wake counter at which what should be readable was not, because somebody recovers or died recovering.
     unreadable_at: Option<u64>,
 }
@@ -117,6 +133,8 @@ impl Reader {
             batch: Vec::new(),
             record_pos: 0,
             base: Offset(0),
+            batch_end: Offset(0),
+            overtaken: Overtaken::default(),
             unreadable_at: None,
         }
     }
@@ -168,13 +186,18 @@ impl Reader {
                 headers: record.headers,
                 key: record.key,
                 value: record.value,
+                tombstone: record.tombstone,
             });
+        }
+        if self.record_pos >= self.batch.len() {
+            self.position = self.position.max(self.batch_end);
         }
         count
     }
 
     /// Reads the batch that holds `position` or begins behind it, if it may be read already.
     fn next_batch(&mut self) -> Result<bool, ReadError> {
+        self.refuse_overtaken()?;
         let (_, high_watermark) = self.partition.ends()?;
         if self.position >= high_watermark {
             return Ok(false);
@@ -184,7 +207,14 @@ impl Reader {
         let term = page.as_ref().map_or(0, |page| page.load(Word::Term));
         let mut place = match self.place.take() {
             Some(place) if place.term == term => place,
-            _ => self.locate(term, high_watermark)?,
+            _ => match self.locate(term, high_watermark) {
+                Ok(place) => place,
+                Err(error) => {
+                    // Retention may have been here since the look at the start.
+                    self.refuse_overtaken()?;
+                    return Err(error);
+                }
+            },
         };
         if place.high_watermark != high_watermark {
             place.segment.forget();
@@ -204,8 +234,26 @@ impl Reader {
                 self.unreadable_at = wake;
                 Ok(false)
             }
+            // The next segment was removed between the look at the start and its opening.
+            Err(ReadError::Storage(error)) if error.is_not_found() => {
+                self.refuse_overtaken()?;
+                Err(error.into())
+            }
             Err(error) => Err(error),
         }
+    }
+
+    /// Gives up its place, and with it the file, when retention has taken it.
+    fn refuse_overtaken(&mut self) -> Result<(), ReadError> {
+        let (from, to) = (self.position, self.partition.start()?);
+        if from >= to {
+            return Ok(());
+        }
+        match self.overtaken {
+            Overtaken::Stop => self.place = None,
+            Overtaken::GoOn => self.seek(to),
+        }
+        Err(ReadError::StartMoved { from, to })
     }
 
     /// Reads the batch at a place, or at the start of the segment after it.
@@ -224,6 +272,7 @@ impl Reader {
                         self.batch.extend_from_slice(bytes);
                         self.record_pos = batch::HEADER_BYTES;
                         self.base = header.base;
+                        self.batch_end = header.end();
                         place.file_pos += u64::from(header.length);
                         return Ok(());
                     }
@@ -279,10 +328,13 @@ impl Reader {
             .copied()
             .rfind(|base| *base <= self.position)
         else {
-            return Err(ReadError::BeforeStart {
-                asked: self.position,
-                start: segments.first().copied().unwrap_or(Offset(0)),
-            });
+            let offset = segments.first().copied().unwrap_or(high_watermark);
+            return Err(ReadError::Damaged(Box::new(Damage {
+                path: dir.to_owned(),
+                bytes: 0..0,
+                offsets: self.position..offset.max(self.position),
+                flaw: Flaw::Missing,
+            })));
         };
         let mut segment = SegmentReader::open(storage, dir, base)?;
         let file_pos = segment::hint(storage, dir, &mut segment, self.position)?;
@@ -338,6 +390,12 @@ impl Reader {
         self.place = None;
         self.batch.clear();
         self.record_pos = 0;
+        self.batch_end = Offset(0);
+    }
+
+    /// Says what to do when retention passes the reader; [`Overtaken::Stop`] unless told otherwise.
+    pub fn when_overtaken(&mut self, overtaken: Overtaken) {
+        self.overtaken = overtaken;
     }
 
     /// The topic that is read.

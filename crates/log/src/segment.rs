@@ -12,7 +12,7 @@ use crate::{
     Damage,
     format::{
         Flaw,
-        batch::{self, BATCH_BYTES_MAX, Header, REWRITTEN},
+        batch::{self, BATCH_BYTES_MAX, Header},
         index::{self, Entry},
         record::{Control, Records},
         snapshot::Cursor,
@@ -313,7 +313,7 @@ fn follows(cursor: &Cursor, header: &Header, bytes: &[u8]) -> std::result::Resul
     if header.term < cursor.term {
         return wrong("term", header.term);
     }
-    if header.flags & REWRITTEN == 0 && header.previous != cursor.previous {
+    if !header.is_rewritten() && header.previous != cursor.previous {
         return wrong("previous", header.previous.into());
     }
     if header.base != cursor.offset && lost_from(header, bytes) != Some(cursor.offset) {
@@ -338,7 +338,7 @@ pub(crate) fn behind(cursor: &Cursor, header: &Header) -> Cursor {
         offset: header.end(),
         segment: cursor.segment,
         file_pos: cursor.file_pos.saturating_add(header.length),
-        previous: header.checksum,
+        previous: header.chain(),
         term: header.term,
     }
 }

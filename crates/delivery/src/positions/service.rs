@@ -185,9 +185,9 @@ impl PositionsError {
                 end,
             },
             DeliveryError::Consumer(ConsumerError::BeforeStart { place, start }) => Self::Read {
-                source: ReadError::BeforeStart {
-                    asked: place.offset,
-                    start,
+                source: ReadError::StartMoved {
+                    from: place.offset,
+                    to: start,
                 },
                 place,
             },
@@ -293,6 +293,7 @@ mod tests {
             headers: Headers::default(),
             key: None,
             value: &[],
+            tombstone: false,
         };
         let place = Place {
             topic: "fills".parse().unwrap(),

@@ -23,7 +23,7 @@ layout! { HEADER_BYTES = 64;
 /// First bytes of every batch.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TLBA");
 
-/// Flag: compaction rewrote the batch.
+/// Flag: compaction or repair wrote the batch in place of one or several others.
 pub const REWRITTEN: u16 = 1;
 
 /// Largest batch in bytes. Bounds what a reader holds in memory, and with the distance of recovery points how much
@@ -51,11 +51,27 @@ pub struct Header {
     pub durable: Offset,
     /// Largest append time.
     pub time_max_ns: u64,
-    /// Checksum of the batch before.
+    /// Checksum of the batch before; of a rewritten batch, that of the last batch in whose place it stands.
     pub previous: u32,
 }
 
 impl Header {
+    /// Whether it stands in the place of other batches.
+    #[must_use]
+    pub const fn is_rewritten(&self) -> bool {
+        self.flags & REWRITTEN != 0
+    }
+
+    /// What the batch behind this one names as `previous`.
+    #[must_use]
+    pub const fn chain(&self) -> u32 {
+        if self.is_rewritten() {
+            self.previous
+        } else {
+            self.checksum
+        }
+    }
+
     /// The offset after the last one that the batch covers.
     #[must_use]
     pub fn end(&self) -> Offset {
@@ -87,8 +103,7 @@ impl Header {
     pub fn decode(bytes: &[u8]) -> Result<Self, Flaw> {
         check_begin(bytes, HEADER_BYTES, MAGIC, &field::VERSION)?;
         let length = field::LENGTH.get(bytes);
-        let fits =
-            (HEADER_BYTES + record::HEADER_BYTES..=BATCH_BYTES_MAX).contains(&(length as usize));
+        let fits = (HEADER_BYTES..=BATCH_BYTES_MAX).contains(&(length as usize));
         if !fits || !length.is_multiple_of(8) {
             return Err(Flaw::Field {
                 field: "length",
@@ -193,7 +208,8 @@ pub fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
     if header.flags & !REWRITTEN != 0 {
         return wrong("flags", header.flags.into());
     }
-    if header.count == 0 || header.count != count {
+    let is_empty = header.count == 0 && !header.is_rewritten() || header.span == 0;
+    if is_empty || header.count != count {
         return wrong("count", header.count.into());
     }
     if header.span < header.count {
@@ -264,6 +280,21 @@ impl Builder {
         self.sums.push(checksum);
     }
 
+    /// Appends a whole record from another batch, with its offset relative to the new base.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for compaction, which comes next")
+    )]
+    pub(crate) fn push_encoded(&mut self, encoded: &[u8], append_time_ns: u64, offset_delta: u32) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(encoded);
+        let place = self.bytes.get_mut(start..).unwrap_or_default();
+        self.sums
+            .push(record::set_offset_delta(place, offset_delta));
+        self.time_max_ns = self.time_max_ns.max(append_time_ns);
+        self.count += 1;
+    }
+
     /// The record with an identity that was pushed last.
     pub(crate) fn last(&self) -> Option<record::Encoded<'_>> {
         let bytes = self.bytes.get(self.last_pos?..)?;
@@ -287,6 +318,20 @@ impl Builder {
     /// # Panics
     /// If the batch is longer than [`BATCH_BYTES_MAX`]; the caller compares [`Builder::length`] first.
     pub fn finish(&mut self, place: Place) -> (&[u8], Header) {
+        self.seal(&place, 0, self.count)
+    }
+
+    /// As [`Builder::finish`], for a batch that covers `span` offsets in place of others: [`Place::previous`] is then
+    /// what the batch behind it names.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for compaction, which comes next")
+    )]
+    pub(crate) fn finish_rewritten(&mut self, place: &Place, span: u32) -> (&[u8], Header) {
+        self.seal(place, REWRITTEN, span)
+    }
+
+    fn seal(&mut self, place: &Place, flags: u16, span: u32) -> (&[u8], Header) {
         let length = self.bytes.len();
         assert!(length <= BATCH_BYTES_MAX, "the caller bounds the batch");
         let head = self
@@ -294,12 +339,12 @@ impl Builder {
             .first_chunk_mut::<HEADER_BYTES>()
             .expect("`clear` makes room for the header");
         let mut header = Header {
-            flags: 0,
+            flags,
             length: u32::try_from(length).expect("bounded by BATCH_BYTES_MAX"),
             checksum: 0,
             base: place.base,
             count: self.count,
-            span: self.count,
+            span,
             term: place.term,
             durable: place.durable,
             time_max_ns: self.time_max_ns,
@@ -320,10 +365,10 @@ impl Builder {
 mod tests {
     use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
 
-    use super::{Builder, Place, Sum, field, verify};
+    use super::{Builder, HEADER_BYTES, Place, Sum, field, verify};
     use crate::format::{
         Flaw, golden,
-        record::{Control, Fields, Header, Records},
+        record::{self, Control, Fields, Header, Records},
     };
 
     fn sample() -> Vec<u8> {
@@ -440,6 +485,48 @@ mod tests {
         let second = bytes.len() - (bytes.len() - super::HEADER_BYTES) / 2;
         bytes[second..].copy_from_slice(&other[second..]);
         assert!(matches!(verify(&bytes), Err(Flaw::Checksum { .. })));
+    }
+
+    /// What compaction leaves of the sample and one more offset: the last record; and what it leaves when nothing stays.
+    #[test]
+    fn a_rewritten_batch_covers_more_than_it_holds() {
+        let original = sample();
+        let place = Place {
+            base: Offset(1000),
+            term: 3,
+            durable: Offset(990),
+            previous: 0x0BAD_F00D,
+        };
+        let mut at = HEADER_BYTES;
+        for _ in 0..2 {
+            at += record::Encoded::decode(&original[at..]).unwrap().1;
+        }
+        let mut builder = Builder::default();
+        builder.clear();
+        builder.push_encoded(&original[at..], 5, 2);
+        let (bytes, header) = builder.finish_rewritten(&place, 4);
+        golden::check("batch-rewritten-v1", bytes);
+        assert_eq!(verify(bytes), Ok(header));
+        assert_eq!((header.count, header.end()), (1, Offset(1004)));
+        assert_eq!(header.chain(), 0x0BAD_F00D);
+        let records: Vec<_> = record::Records::new(bytes).map(Result::unwrap).collect();
+        assert_eq!(records.len(), 1);
+        assert_eq!(records[0].offset_delta, 2);
+        assert_eq!(records[0].value, b"no identity, no key");
+
+        builder.clear();
+        let (bytes, header) = builder.finish_rewritten(&place, 4);
+        assert_eq!(bytes.len(), HEADER_BYTES);
+        assert_eq!(verify(bytes), Ok(header));
+        let mut bytes = bytes.to_vec();
+        field::FLAGS.put(&mut bytes, 0);
+        let checksum = Sum::of_header(bytes.first_chunk().unwrap()).finish();
+        field::CHECKSUM.put(&mut bytes, checksum);
+        let empty = verify(&bytes);
+        assert!(
+            matches!(empty, Err(Flaw::Field { field: "count", .. })),
+            "{empty:?}"
+        );
     }
 
     /// Not damage but nonsense: the checksum is right, the field is not.

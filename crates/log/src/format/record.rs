@@ -81,8 +81,10 @@ pub struct Fields<'a> {
     pub headers: &'a [Header<'a>],
     /// Its key.
     pub key: Option<&'a [u8]>,
-    /// Its value.
+    /// Its value; left out of tombstones.
     pub value: &'a [u8],
+    /// Whether it takes its key's value away instead of giving one.
+    pub tombstone: bool,
 }
 
 impl Fields<'_> {
@@ -98,10 +100,10 @@ impl Fields<'_> {
     /// Bytes that the record takes in a batch, padding included.
     #[must_use]
     pub fn encoded_bytes(&self) -> usize {
-        let value = if self.control.is_some() {
-            CONTROL_BYTES
-        } else {
-            self.value.len()
+        let value = match self.control {
+            Some(_) => CONTROL_BYTES,
+            None if self.tombstone => 0,
+            None => self.value.len(),
         };
         align8(HEADER_BYTES + self.headers_bytes() + self.key.map_or(0, <[u8]>::len) + value)
     }
@@ -136,7 +138,7 @@ impl Fields<'_> {
         if let Some((first, last)) = range {
             out.extend_from_slice(&first.to_le_bytes());
             out.extend_from_slice(&last.to_le_bytes());
-        } else {
+        } else if !self.tombstone {
             out.extend_from_slice(self.value);
         }
         let length = out.len() - start;
@@ -148,7 +150,8 @@ impl Fields<'_> {
             } else {
                 0
             }
-            | if self.key.is_some() { HAS_KEY } else { 0 };
+            | if self.key.is_some() { HAS_KEY } else { 0 }
+            | if self.tombstone { TOMBSTONE } else { 0 };
         let record = out.get_mut(start..start + length).expect("just written");
         let head = record
             .first_chunk_mut::<HEADER_BYTES>()
@@ -181,6 +184,16 @@ impl Fields<'_> {
         field::CHECKSUM.put(record, checksum);
         checksum
     }
+}
+
+/// Gives a whole record, as it stands in a batch, another place among the offsets of its batch, and hands out its new
+/// checksum.
+pub(crate) fn set_offset_delta(record: &mut [u8], offset_delta: u32) -> u32 {
+    field::OFFSET_DELTA.put(record, offset_delta);
+    let length = field::LENGTH.get(record) as usize;
+    let checksum = checksum_of(record.get(..length).unwrap_or_default());
+    field::CHECKSUM.put(record, checksum);
+    checksum
 }
 
 /// CRC-32C of a whole record, its field `checksum` taken as zero: in two steps, since most records are short.
@@ -490,6 +503,7 @@ mod tests {
             ],
             key: Some(b"key"),
             value: b"value",
+            tombstone: false,
         }
         .encode(&mut bytes);
         bytes

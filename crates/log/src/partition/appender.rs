@@ -173,21 +173,38 @@ impl Appender {
         }
         let end = Offset(self.page.load(Word::End));
         if end != self.end.offset {
-            let mut walk = Walk::from(storage, &self.dir, self.end)?;
-            while walk.cursor().offset < end {
-                match walk.step()? {
-                    Ok((header, bytes)) => self.producers.apply(&header, bytes),
-                    Err(_) => return self.reload(),
-                }
+            match self.take_in(storage, end) {
+                Ok(true) => {}
+                Ok(false) => return self.reload(),
+                // Retention took the segment where this process had stopped.
+                Err(error) if error.is_not_found() => return self.reload(),
+                Err(error) => return Err(error.into()),
             }
-            self.end = walk.cursor();
-            self.active = None;
         }
         self.durable = Offset(self.page.load(Word::Durable));
         if self.config.durability.is_synced() {
             self.settle()?;
         }
         Ok(())
+    }
+}
+
+impl Appender {
+    /// Takes in the batches that others wrote, up to `end`; says whether that could be done. Where compaction has been,
+    /// it cannot: of records that are gone the snapshots know.
+    fn take_in(&mut self, storage: &dyn Storage, end: Offset) -> Result<bool, StorageError> {
+        let mut walk = Walk::from(storage, &self.dir, self.end)?;
+        while walk.cursor().offset < end {
+            match walk.step()? {
+                Ok((header, bytes)) if !header.is_rewritten() => {
+                    self.producers.apply(&header, bytes);
+                }
+                _ => return Ok(false),
+            }
+        }
+        self.end = walk.cursor();
+        self.active = None;
+        Ok(true)
     }
 }
 
