@@ -6,43 +6,36 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-use teeline_core::{Sequence, time::Clock};
+use teeline_core::Sequence;
 
-use crate::{
-    frame::MessageType,
-    memory::Mapped,
-    writer::{Reservation, Writer},
-};
+use crate::{frame::MessageType, producer::Producer, writer::Reservation};
 
 /// Room for one message, in place: fill the slice, then commit. Its bytes are whatever was there before.
 ///
 /// Dropped or forgotten without a commit it is aborted: nothing is published, and the next claim gets the same place.
 #[must_use = "a claim that is not committed is aborted"]
 pub struct Claim<'a> {
-    writer: &'a mut Writer<Mapped>,
-    clock: &'a dyn Clock,
+    producer: &'a mut Producer,
     reservation: Reservation,
     kind: MessageType,
     payload: *mut [u8],
 }
 
-// SAFETY: the pointer is into the mapping that the exclusively borrowed writer owns; nothing about it is bound to a
-// thread, and a clock is Sync.
+// SAFETY: the pointer is into the mapping that the exclusively borrowed producer owns, and is bound to no thread.
 unsafe impl Send for Claim<'_> {}
 
 impl<'a> Claim<'a> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(
-        writer: &'a mut Writer<Mapped>,
-        clock: &'a dyn Clock,
+        producer: &'a mut Producer,
         reservation: Reservation,
         kind: MessageType,
     ) -> Self {
-        let at = writer.payload_index(&reservation);
-        let payload = writer.data().stretch_mut(at, reservation.room());
+        let at = producer.writer.payload_index(&reservation);
+        let data = producer.writer.data();
+        let payload = data.stretch_mut(at, reservation.room());
         Self {
-            writer,
-            clock,
+            producer,
             reservation,
             kind,
             payload,
@@ -50,7 +43,7 @@ impl<'a> Claim<'a> {
     }
 
     /// Publishes the message, and returns the sequence that it got.
-    #[inline]
+    #[inline(always)]
     pub fn commit(self) -> Sequence {
         let len = self.reservation.room();
         self.commit_short(len)
@@ -60,14 +53,11 @@ impl<'a> Claim<'a> {
     ///
     /// # Panics
     /// When the claim is shorter.
-    #[inline]
+    #[inline(always)]
     pub fn commit_short(self, len: usize) -> Sequence {
-        let now_ns = if self.writer.geometry().stamped() {
-            self.clock.monotonic_ns()
-        } else {
-            0
-        };
-        self.writer.commit(self.reservation, self.kind, len, now_ns)
+        let now_ns = self.producer.stamp();
+        let writer = &mut self.producer.writer;
+        writer.commit(self.reservation, self.kind, len, now_ns)
     }
 
     /// Publishes nothing. As dropping it, in so many words.
@@ -80,7 +70,7 @@ impl Deref for Claim<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: `stretch_mut` checked that it lies inside the writable mapping, which the borrowed writer owns; the
+        // SAFETY: `stretch_mut` checked that it lies inside the writable mapping, which the borrowed producer owns; the
         // bytes are initialised, as mapped files are. Nobody else looks at them: every reliable consumer has released
         // them (checked by `Writer::reserve`), and no frame is published there before the claim is consumed.
         unsafe { &*self.payload }

@@ -76,6 +76,10 @@ pub struct Geometry {
     capacity: NonZeroU64,
     alignment: Alignment,
     stamped: bool,
+    // What follows from these, so that the hot path loads it.
+    slot: u64,
+    header: u64,
+    payload_max: u64,
 }
 
 /// Why there is no ring of a shape.
@@ -106,10 +110,20 @@ impl Geometry {
                 if bytes.is_power_of_two()
                     && (alignment.capacity_min()..=CAPACITY_BYTES_MAX).contains(&capacity) =>
             {
+                let slot = alignment.bytes();
+                let header = if stamped {
+                    HEADER_BYTES.saturating_add(TIMESTAMP_BYTES)
+                } else {
+                    HEADER_BYTES
+                };
+                let frame_max = (capacity.saturating_sub(slot) >> 1) & slot.wrapping_neg();
                 Ok(Self {
                     capacity: bytes,
                     alignment,
                     stamped,
+                    slot,
+                    header,
+                    payload_max: frame_max.saturating_sub(header),
                 })
             }
             _ => Err(ShapeError {
@@ -139,32 +153,22 @@ impl Geometry {
     /// Bytes of the smallest frame: the alignment.
     #[inline]
     pub const fn slot(&self) -> u64 {
-        self.alignment.bytes()
+        self.slot
     }
 
     /// Bytes in front of a payload.
     #[inline]
     pub const fn header(&self) -> u64 {
-        if self.stamped {
-            HEADER_BYTES.saturating_add(TIMESTAMP_BYTES)
-        } else {
-            HEADER_BYTES
-        }
+        self.header
     }
 
-    /// The longest frame, on the alignment: half of what a capacity holds beside the zero slot.
+    /// The longest payload. With it a frame, on the alignment, is half of what a capacity holds beside the zero slot.
     ///
     /// So padding to the wrap, the frame and the zero slot behind it fit together into an empty ring, wherever they start;
     /// and two frames with their zero slot end within a capacity of where the first starts, which is what a mark allows.
     #[inline]
-    pub const fn frame_bytes_max(&self) -> u64 {
-        (self.capacity().saturating_sub(self.slot()) >> 1) & self.slot().wrapping_neg()
-    }
-
-    /// The longest payload.
-    #[inline]
     pub const fn payload_max(&self) -> u64 {
-        self.frame_bytes_max().saturating_sub(self.header())
+        self.payload_max
     }
 
     /// Place of a position in memory.
@@ -197,30 +201,28 @@ impl Geometry {
         announced.wrapping_sub(position) <= self.capacity()
     }
 
-    /// Bytes that a frame with a payload of `len` takes, on the alignment.
+    /// Bytes that a frame with a payload of `len` takes, on the alignment. Of a payload that fits: nothing wraps then.
     #[inline]
     pub const fn frame_bytes(&self, len: u64) -> u64 {
         let slot = self.slot();
-        self.header()
-            .saturating_add(len)
-            .saturating_add(slot.wrapping_sub(1))
+        self.header
+            .wrapping_add(len)
+            .wrapping_add(slot.wrapping_sub(1))
             & slot.wrapping_neg()
     }
 
-    /// Where a frame with a payload of `len` lies when the one before it ends at `position`: contiguous, so at the start
-    /// of the next lap if it does not fit before.
-    #[inline]
-    pub const fn place(&self, position: u64, len: u64) -> Place {
-        let bytes = self.frame_bytes(len);
+    /// Where frames of so many bytes lie when the one before them ends at `position`: contiguous, so at the start of the
+    /// next lap if they do not fit before.
+    pub const fn place(&self, position: u64, bytes: u64) -> Place {
         let until_wrap = self.until_wrap(position);
         let start = if bytes > until_wrap {
-            position.saturating_add(until_wrap)
+            position.wrapping_add(until_wrap)
         } else {
             position
         };
         Place {
             start,
-            end: start.saturating_add(bytes),
+            end: start.wrapping_add(bytes),
         }
     }
 
@@ -267,7 +269,7 @@ mod tests {
             for lap in [0, 7 * g.capacity()] {
                 for start in (lap..lap + g.capacity()).step_by(g.slot() as usize) {
                     for len in 0..=g.payload_max() {
-                        let place = g.place(start, len);
+                        let place = g.place(start, g.frame_bytes(len));
                         assert!(place.start >= start && g.is_aligned(place.end));
                         assert!(place.end - place.start >= g.header() + len);
                         assert!(place.end - place.start < g.header() + len + g.slot());

@@ -79,6 +79,7 @@ pub enum Kind {
 /// Bits of a frame's kind in word 0, above the length and the message type.
 const KIND_SHIFT: u32 = 48;
 const TYPE_SHIFT: u32 = 32;
+const LEN_MASK: u64 = 0xFFFF_FFFF;
 const PADDING: u64 = 1;
 const GAP: u64 = 2;
 const EPOCH: u64 = 3;
@@ -101,14 +102,17 @@ pub const fn word0(kind: Kind, len: u64) -> u64 {
     kind | (len + 1)
 }
 
-/// Kind and payload length, if word 0 is one that [`word0`] makes.
 #[inline]
+#[expect(clippy::cast_possible_truncation, reason = "16 bits are meant")]
+const fn message_type(word: u64) -> MessageType {
+    MessageType((word >> TYPE_SHIFT) as u16)
+}
+
+/// Kind and payload length, if word 0 is one that [`word0`] makes.
 const fn split(word: u64) -> Option<(Kind, u64)> {
-    let len_plus_1 = word & 0xFFFF_FFFF;
-    let kind = (word >> TYPE_SHIFT) & 0xFFFF;
-    let kind = match (word >> KIND_SHIFT, kind) {
-        #[expect(clippy::cast_possible_truncation, reason = "masked to 16 bits")]
-        (0, kind) => Kind::Data(MessageType(kind as u16)),
+    let len_plus_1 = word & LEN_MASK;
+    let kind = match (word >> KIND_SHIFT, message_type(word).0) {
+        (0, kind) => Kind::Data(MessageType(kind)),
         (PADDING, 0) => Kind::Padding,
         (GAP, 0) => Kind::Gap,
         (EPOCH, 0) => Kind::Epoch,
@@ -144,55 +148,141 @@ impl Located {
     }
 }
 
+/// The first two words of a published frame, as they were read: nothing is checked yet.
+#[derive(Debug, Clone, Copy)]
+pub struct Header {
+    word: u64,
+    sequence: u64,
+}
+
+/// A published message whose header was checked: the common case of [`Located`].
+#[derive(Debug, Clone, Copy)]
+pub struct LocatedMessage {
+    /// Index of the frame's first byte.
+    index: usize,
+    kind: MessageType,
+    len: u64,
+    sequence: u64,
+    /// Position behind it.
+    pub end: u64,
+}
+
+impl Header {
+    /// Reads what stands at position `start`. `None` while nothing is published there.
+    #[inline(always)]
+    pub fn load<M: Memory>(geometry: &Geometry, data: &M, start: u64) -> Option<Self> {
+        let index = geometry.index(start);
+        // SYNC frame-publish: pairs with the release store in `Writer::publish`; what it made visible is the whole frame,
+        // and the zero word behind it.
+        let word = data.load(index + at::WORD0, Ordering::Acquire);
+        if word == 0 {
+            return None;
+        }
+        let sequence = data.load(index + at::SEQUENCE, Ordering::Relaxed);
+        Some(Self { word, sequence })
+    }
+
+    /// The message of the frame that starts at `start`, if it is one and may be there with sequence `expected`. If not,
+    /// [`check`](Self::check) says why.
+    #[inline(always)]
+    pub fn message(self, geometry: &Geometry, start: u64, expected: u64) -> Option<LocatedMessage> {
+        let len = (self.word & LEN_MASK).wrapping_sub(1);
+        let bytes = geometry.frame_bytes(len);
+        let may_be = self.word >> KIND_SHIFT == 0
+            && len <= geometry.payload_max()
+            && bytes <= geometry.until_wrap(start)
+            && self.sequence == expected;
+        may_be.then(|| LocatedMessage {
+            index: geometry.index(start),
+            kind: message_type(self.word),
+            len,
+            sequence: expected,
+            end: start + bytes,
+        })
+    }
+
+    /// Checks the header of the frame that starts at `start` and must carry sequence `expected`, whatever its kind.
+    pub fn check<M: Memory>(
+        self,
+        geometry: &Geometry,
+        data: &M,
+        start: u64,
+        expected: u64,
+    ) -> Result<Located, Box<Damage>> {
+        let Self { word, sequence } = self;
+        let until_wrap = geometry.until_wrap(start);
+        let Some((kind, len)) = split(word) else {
+            return Err(unknown_header(start, word));
+        };
+        let bytes = match kind {
+            Kind::Data(_) if len <= geometry.payload_max() => geometry.frame_bytes(len),
+            Kind::Padding if len + HEADER_BYTES == until_wrap => until_wrap,
+            Kind::Gap if len == GAP_BYTES as u64 => geometry.frame_bytes(len),
+            Kind::Epoch if len == EPOCH_BYTES as u64 => geometry.frame_bytes(len),
+            _ => return Err(wrong_length(start, kind, len)),
+        };
+        if bytes > until_wrap {
+            return Err(wrong_length(start, kind, len));
+        }
+        if sequence != expected {
+            return Err(wrong_sequence(start, sequence, expected));
+        }
+        let mut located = Located {
+            kind,
+            start,
+            end: start + bytes,
+            len,
+            sequence,
+            next: sequence.wrapping_add(1),
+        };
+        if !located.is_message() {
+            located.next = next_after_control(geometry, data, &located)?;
+        }
+        Ok(located)
+    }
+}
+
+impl LocatedMessage {
+    /// Hands the message to `f`.
+    #[inline(always)]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a payload lies in the mapping, as `Header::message` has checked"
+    )]
+    pub fn lend<M: Memory, R>(
+        &self,
+        geometry: &Geometry,
+        data: &M,
+        f: impl FnOnce(Message<'_>) -> R,
+    ) -> R {
+        let timestamp_ns = geometry
+            .stamped()
+            .then(|| data.load(self.index + at::TIMESTAMP, Ordering::Relaxed));
+        let payload = self.index + geometry.header() as usize;
+        data.read(payload, self.len as usize, |payload| {
+            f(Message {
+                sequence: Sequence(self.sequence),
+                kind: self.kind,
+                payload,
+                timestamp_ns,
+            })
+        })
+    }
+}
+
 /// Looks at the frame that starts at `start` and must carry sequence `expected`. `None` while it is unpublished.
-#[inline]
 pub fn locate<M: Memory>(
     geometry: &Geometry,
     data: &M,
     start: u64,
     expected: u64,
 ) -> Result<Option<Located>, Box<Damage>> {
-    let index = geometry.index(start);
-    // SYNC frame-publish: pairs with the release store in `Writer::publish`; what it made visible is the whole frame,
-    // and the zero word behind it.
-    let word = data.load(index + at::WORD0, Ordering::Acquire);
-    if word == 0 {
-        return Ok(None);
-    }
-    let sequence = data.load(index + at::SEQUENCE, Ordering::Relaxed);
-    let until_wrap = geometry.until_wrap(start);
-    let Some((kind, len)) = split(word) else {
-        return Err(unknown_header(start, word));
-    };
-    let bytes = match kind {
-        Kind::Data(_) if len <= geometry.payload_max() => geometry.frame_bytes(len),
-        Kind::Padding if len + HEADER_BYTES == until_wrap => until_wrap,
-        Kind::Gap if len == GAP_BYTES as u64 => geometry.frame_bytes(len),
-        Kind::Epoch if len == EPOCH_BYTES as u64 => geometry.frame_bytes(len),
-        _ => return Err(wrong_length(start, kind, len)),
-    };
-    if bytes > until_wrap {
-        return Err(wrong_length(start, kind, len));
-    }
-    if sequence != expected {
-        return Err(wrong_sequence(start, sequence, expected));
-    }
-    let mut located = Located {
-        kind,
-        start,
-        end: start + bytes,
-        len,
-        sequence,
-        next: sequence.wrapping_add(1),
-    };
-    if !matches!(kind, Kind::Data(_)) {
-        located.next = next_after_control(geometry, data, &located)?;
-    }
-    Ok(Some(located))
+    Header::load(geometry, data, start)
+        .map(|header| header.check(geometry, data, start, expected))
+        .transpose()
 }
 
 /// The sequence behind a frame that is no message.
-#[cold]
 fn next_after_control<M: Memory>(
     geometry: &Geometry,
     data: &M,

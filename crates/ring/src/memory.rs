@@ -50,48 +50,72 @@ mod mapped {
     use super::Memory;
 
     /// A mapped file of a ring.
+    ///
+    /// Every access is checked against the length of the mapping, in one comparison that never fails.
     #[derive(Debug)]
-    pub struct Mapped(Mapping);
+    pub struct Mapped {
+        base: *mut u8,
+        /// Bytes that may be read: all.
+        readable: usize,
+        /// Bytes that may be written: all or none.
+        writable: usize,
+        /// Keeps the bytes where they are.
+        _mapping: Mapping,
+    }
+
+    // SAFETY: the pointer is to the mapping beside it, which is bound to no thread; words are accessed as atomics, and the
+    // stretches that are not, the protocol gives to one side, which is one handle that has one owner at a time.
+    unsafe impl Send for Mapped {}
+    // SAFETY: as for `Send`: a shared reference loads and stores words atomically; whoever writes stretches through one is
+    // the only owner of its side.
+    unsafe impl Sync for Mapped {}
 
     impl Mapped {
         /// Over a mapping, which is readable; where the protocol writes, it must have been mapped writable.
         pub fn new(mapping: Mapping) -> Self {
-            Self(mapping)
+            let len = mapping.len();
+            assert!(
+                len.is_multiple_of(WORD_BYTES),
+                "every file of a ring is whole words, not {len} bytes"
+            );
+            let writable = mapping.as_mut_ptr();
+            Self {
+                base: writable.unwrap_or(mapping.as_ptr().cast_mut()),
+                readable: len,
+                writable: if writable.is_some() { len } else { 0 },
+                _mapping: mapping,
+            }
         }
 
         /// Address of a stretch that may be written, after checking that it lies inside.
         #[inline]
         pub fn stretch_mut(&self, offset: usize, len: usize) -> *mut [u8] {
-            self.assert_inside(offset, len);
-            let base = self
-                .0
-                .as_mut_ptr()
-                .expect("each side maps writable what its half of the protocol writes");
-            ptr::slice_from_raw_parts_mut(base.wrapping_add(offset), len)
+            assert_inside(offset, len, self.writable);
+            ptr::slice_from_raw_parts_mut(self.base.wrapping_add(offset), len)
         }
 
+        /// The word at `offset`, rounded down to its alignment, of the first `len` bytes.
         #[inline]
-        fn assert_inside(&self, offset: usize, len: usize) {
-            let inside = offset
-                .checked_add(len)
-                .is_some_and(|end| end <= self.0.len());
-            assert!(inside, "{len} bytes at {offset} lie outside of the mapping");
-        }
-
-        #[inline]
-        fn word(&self, base: *mut u8, offset: usize) -> &AtomicU64 {
-            assert!(
-                offset.is_multiple_of(8),
+        fn word(&self, offset: usize, len: usize) -> &AtomicU64 {
+            debug_assert!(
+                offset.is_multiple_of(WORD_BYTES),
                 "a word at {offset} is not aligned"
             );
-            self.assert_inside(offset, 8);
+            if offset >= len {
+                outside(offset, WORD_BYTES, len);
+            }
             #[expect(
                 clippy::cast_ptr_alignment,
-                reason = "a mapping begins on a page and the offset was checked"
+                reason = "a mapping begins on a page, and the offset is rounded"
             )]
-            let word = base.wrapping_add(offset).cast::<u64>();
-            // SAFETY: inside the mapping and aligned, checked above; the mapping lives as long as `self`. Words are
-            // accessed as atomics on both sides, except where the protocol gives one side a stretch for itself: a
+            let word = self
+                .base
+                .wrapping_add(offset & !(WORD_BYTES - 1))
+                .cast::<u64>();
+            // SAFETY: aligned, since a mapping begins on a page and the offset is rounded to whole words; inside the
+            // mapping, since the offset is, and the mapping's length is whole words, too (`new`). The mapping lives as long
+            // as `self`, and a word that is stored to was checked against what is writable.
+            // Words are accessed as atomics on both sides, except where the protocol gives one side a stretch for itself: a
             // consumer looks at no word before the zero or the header there was published to it (frame-publish), the
             // producer at none of a consumer's frames before they were released to it (position-release). An observer may
             // look at words that the producer of another process is just writing in bulk: it reads each as an atomic, once,
@@ -100,19 +124,31 @@ mod mapped {
         }
     }
 
+    const WORD_BYTES: usize = size_of::<u64>();
+
+    /// `len` may come from the other side: it is compared before anything is added to it.
+    #[inline]
+    fn assert_inside(offset: usize, len: usize, available: usize) {
+        if offset > available || len > available - offset {
+            outside(offset, len, available);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn outside(offset: usize, len: usize, available: usize) -> ! {
+        panic!("{len} bytes at {offset} lie outside of the {available} that are mapped for this");
+    }
+
     impl Memory for Mapped {
         #[inline]
         fn load(&self, offset: usize, ordering: Ordering) -> u64 {
-            self.word(self.0.as_ptr().cast_mut(), offset).load(ordering)
+            self.word(offset, self.readable).load(ordering)
         }
 
         #[inline]
         fn store(&self, offset: usize, value: u64, ordering: Ordering) {
-            let base = self
-                .0
-                .as_mut_ptr()
-                .expect("each side maps writable what its half of the protocol writes");
-            self.word(base, offset).store(value, ordering);
+            self.word(offset, self.writable).store(value, ordering);
         }
 
         #[inline]
@@ -135,8 +171,8 @@ mod mapped {
 
         #[inline]
         fn read<R>(&self, offset: usize, len: usize, f: impl FnOnce(&[u8]) -> R) -> R {
-            self.assert_inside(offset, len);
-            let start = self.0.as_ptr().wrapping_add(offset);
+            assert_inside(offset, len, self.readable);
+            let start = self.base.wrapping_add(offset);
             // SAFETY: inside the mapping, checked above, and initialised, as mapped files are. The bytes were published
             // and are not released while the closure runs, and published bytes are trusted not to change: this is the
             // one place where a consumer relies on an honest producer.
@@ -146,23 +182,27 @@ mod mapped {
 
         #[inline]
         fn copy_out(&self, offset: usize, to: &mut [u8]) {
+            let count = to.len().div_ceil(WORD_BYTES);
+            assert_inside(offset, count * WORD_BYTES, self.readable);
             assert!(
-                offset.is_multiple_of(8),
+                offset.is_multiple_of(WORD_BYTES),
                 "words at {offset} are not aligned"
             );
-            let count = to.len().div_ceil(8);
-            self.assert_inside(offset, count * 8);
             #[expect(
                 clippy::cast_ptr_alignment,
                 reason = "a mapping begins on a page and the offset was checked"
             )]
-            let start = self.0.as_ptr().wrapping_add(offset).cast::<AtomicU64>();
+            let start = self.base.wrapping_add(offset).cast::<AtomicU64>();
             // SAFETY: inside the mapping and aligned, checked above; the mapping outlives the slice. Its words are only
             // read here, each atomically: what another process writes meanwhile is for the caller to notice.
             let words = unsafe { slice::from_raw_parts(start, count) };
-            for (word, bytes) in words.iter().zip(to.chunks_mut(8)) {
-                let word = word.load(Ordering::Relaxed).to_le_bytes();
-                bytes.copy_from_slice(&word[..bytes.len()]);
+            let (whole, rest) = to.as_chunks_mut::<WORD_BYTES>();
+            for (word, bytes) in words.iter().zip(&mut *whole) {
+                *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+            }
+            if let Some(last) = words.get(whole.len()) {
+                let last = last.load(Ordering::Relaxed).to_le_bytes();
+                rest.copy_from_slice(&last[..rest.len()]);
             }
         }
     }

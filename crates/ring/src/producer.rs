@@ -10,10 +10,10 @@ use crate::{
     error::{AttachError, PublishError, ResumeError},
     frame::{Frame, Message, MessageType, lend},
     info::RingInfo,
-    memory::Mapped,
+    memory::{Mapped, Memory},
     ownership::{Marks, Takeover, walk},
     region,
-    writer::Writer,
+    writer::{Reservation, Writer},
 };
 
 /// How to attach.
@@ -37,7 +37,7 @@ impl Default for AttachOptions {
 /// Holds the producer's lock for life; when it is dropped, or its process dies in whatever way, the next one to attach
 /// goes on with the next sequence.
 pub struct Producer {
-    writer: Writer<Mapped>,
+    pub(crate) writer: Writer<Mapped>,
     ring: RingInfo,
     clock: Arc<dyn Clock>,
     takeover: Option<Takeover>,
@@ -182,29 +182,32 @@ impl Producer {
     ///
     /// # Errors
     /// [`PublishError::Full`] when a consumer holds the producer back, and others that trying again does not help.
-    #[inline]
+    #[inline(always)]
     pub fn try_claim(&mut self, len: usize, kind: MessageType) -> Result<Claim<'_>, PublishError> {
-        self.check_resumed()?;
-        teeline_os::hold::point("ring.claim.before");
-        let reservation = self.writer.reserve(len)?;
-        teeline_os::hold::point("ring.claim");
-        Ok(Claim::new(
-            &mut self.writer,
-            &*self.clock,
-            reservation,
-            kind,
-        ))
+        let reservation = self.reserve(len)?;
+        Ok(Claim::new(self, reservation, kind))
     }
 
     /// Publishes a copy of `payload`.
     ///
     /// # Errors
     /// As [`try_claim`](Self::try_claim).
-    #[inline]
+    #[inline(always)]
     pub fn publish(&mut self, kind: MessageType, payload: &[u8]) -> Result<Sequence, PublishError> {
-        let mut claim = self.try_claim(payload.len(), kind)?;
-        claim.copy_from_slice(payload);
-        Ok(claim.commit())
+        let reservation = self.reserve(payload.len())?;
+        let at = self.writer.payload_index(&reservation);
+        self.writer.data().write(at, payload);
+        let now_ns = self.stamp();
+        Ok(self.writer.commit(reservation, kind, payload.len(), now_ns))
+    }
+
+    #[inline(always)]
+    fn reserve(&mut self, len: usize) -> Result<Reservation, PublishError> {
+        self.check_resumed()?;
+        teeline_os::hold::point("ring.claim.before");
+        let reservation = self.writer.reserve(len)?;
+        teeline_os::hold::point("ring.claim");
+        Ok(reservation)
     }
 
     /// Publishes that the messages from `first`, which must be the next sequence, through `last` are missing and will
@@ -240,7 +243,7 @@ impl Producer {
         region::is_retired(self.writer.control())
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_resumed(&self) -> Result<(), PublishError> {
         if self.resumed {
             Ok(())
@@ -249,7 +252,9 @@ impl Producer {
         }
     }
 
-    fn stamp(&self) -> u64 {
+    /// The timestamp of what is committed now.
+    #[inline]
+    pub(crate) fn stamp(&self) -> u64 {
         if self.writer.geometry().stamped() {
             self.clock.monotonic_ns()
         } else {

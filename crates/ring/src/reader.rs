@@ -11,7 +11,7 @@ use teeline_sync::atomic::Ordering;
 use crate::{
     cursor::{Geometry, POSITION_MAX},
     error::{Damage, Part},
-    frame::{self, Frame, Kind, Located},
+    frame::{self, Frame, Header, Kind, Located},
     hold,
     layout::{consumer_page as at, producer_page},
     memory::Memory,
@@ -147,7 +147,7 @@ impl<M: Memory> Reader<M> {
     }
 
     /// Moves the read cursor over up to `limit` frames.
-    #[inline]
+    #[inline(always)]
     fn advance(
         &mut self,
         limit: usize,
@@ -155,23 +155,44 @@ impl<M: Memory> Reader<M> {
     ) -> Result<usize, Box<Damage>> {
         let mut count = 0;
         while count < limit {
-            let located = match frame::locate(
-                &self.geometry,
-                &self.data,
-                self.read.position,
-                self.read.next,
-            ) {
-                Ok(Some(located)) => located,
-                Ok(None) => break,
+            let Cursor { position, next } = self.read;
+            let Some(header) = Header::load(&self.geometry, &self.data, position) else {
+                break;
+            };
+            if let Some(message) = header.message(&self.geometry, position, next) {
+                message.lend(&self.geometry, &self.data, |message| {
+                    f(Frame::Message(message));
+                });
+                self.read = Cursor {
+                    position: message.end,
+                    next: next.wrapping_add(1),
+                };
+                count += 1;
+                continue;
+            }
+            match self.advance_over_other(header, f) {
+                Ok(handed_out) => count += handed_out,
                 Err(damage) if count == 0 => return Err(damage),
                 // What was handed out counts; the damage is still there at the next call.
                 Err(_) => break,
-            };
-            count +=
-                usize::from(frame::lend(&self.geometry, &self.data, &located, &mut *f).is_some());
-            self.read = Cursor::behind(&located);
+            }
         }
         Ok(count)
+    }
+
+    /// Moves the read cursor over a frame that is no message, or says what is wrong with it.
+    #[cold]
+    #[inline(never)]
+    fn advance_over_other(
+        &mut self,
+        header: Header,
+        f: &mut dyn FnMut(Frame<'_>),
+    ) -> Result<usize, Box<Damage>> {
+        let Cursor { position, next } = self.read;
+        let located = header.check(&self.geometry, &self.data, position, next)?;
+        let handed_out = frame::lend(&self.geometry, &self.data, &located, f).is_some();
+        self.read = Cursor::behind(&located);
+        Ok(usize::from(handed_out))
     }
 
     /// Releases what was read, through `through`. What was not read is not released, nor what lies behind an epoch frame

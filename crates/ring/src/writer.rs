@@ -8,8 +8,8 @@
 //! ```
 //!
 //! All of these are positions on the alignment, and `position <= clear_to <= announced <= limit`, where `limit` is the
-//! slowest consumer's position plus the capacity; without consumers there is none. So a claim is a comparison with `announced`; everything else happens
-//! when that is reached, in coarse steps.
+//! slowest consumer's position plus the capacity; without consumers there is none. So a claim is a comparison with
+//! `free_to`, which is where `announced` or the lap ends; everything else happens when that is reached, in coarse steps.
 #![allow(
     unreachable_pub,
     clippy::missing_errors_doc,
@@ -58,14 +58,20 @@ pub struct Writer<M> {
     dirty_to: u64,
     /// Slots from `dirty_to` to here read zero.
     clear_to: u64,
+    /// A frame that ends here or before needs neither another lap nor another announcement.
+    free_to: u64,
+    /// Slots are cleared ahead again when a frame ends behind here.
+    clear_at: u64,
+    /// Frames longer than this are not cleared ahead of.
+    small_frame: u64,
+    last_frame: Mark,
+    control: M,
+    // From here on: looked at only when `free_to` or `clear_at` is reached.
     /// Nothing is written from here on. As the producer page says.
     announced: u64,
-    // From here on: looked at only when `announced` is reached.
-    control: M,
     consumers: Vec<ConsumerView<M>>,
     /// The slowest consumer's last known position plus the capacity; none without consumers.
     limit: u64,
-    last_frame: Option<Mark>,
     newest_mark: u64,
     next_mark_entry: usize,
 }
@@ -92,6 +98,11 @@ impl Reservation {
     pub fn room(&self) -> usize {
         self.len
     }
+}
+
+/// At most a quarter of the capacity, on the alignment.
+fn clear_ahead_bytes(geometry: &Geometry) -> u64 {
+    CLEAR_AHEAD_BYTES.min(geometry.capacity() / 4)
 }
 
 impl<M: Memory> ConsumerView<M> {
@@ -144,11 +155,14 @@ impl<M: Memory> Writer<M> {
             next_sequence: end.next,
             dirty_to: end.position,
             clear_to: marks.announced.max(end.position),
-            announced: marks.announced,
+            free_to: 0,
+            clear_at: 0,
+            small_frame: clear_ahead_bytes(&geometry) / 4,
+            last_frame: end.last.unwrap_or(newest),
             control,
+            announced: marks.announced,
             consumers,
             limit: 0,
-            last_frame: end.last,
             newest_mark: newest.position,
             next_mark_entry: marks
                 .newest_entry
@@ -215,27 +229,47 @@ impl<M: Memory> Writer<M> {
     }
 
     /// Reserves room for a payload of up to `len` bytes, without publishing it.
-    #[inline]
+    #[inline(always)]
     pub fn reserve(&mut self, len: usize) -> Result<Reservation, PublishError> {
         if len as u64 > self.geometry.payload_max() {
             return Err(self.too_large(len));
         }
+        let start = self.reserve_bytes(self.geometry.frame_bytes(len as u64))?;
+        Ok(Reservation { start, len })
+    }
+
+    /// Reserves so many contiguous bytes of frames, and returns where they start: at the position.
+    #[inline(always)]
+    fn reserve_bytes(&mut self, bytes: u64) -> Result<u64, PublishError> {
         // SYNC retire: no partner needed; whoever retires a ring waits for nobody to notice.
-        if self.control.load(life_page::RETIRED, Ordering::Relaxed) != life_page::RETIRED_NO {
+        let retired = self.control.load(life_page::RETIRED, Ordering::Relaxed);
+        if retired != life_page::RETIRED_NO || self.position + bytes > self.free_to {
+            self.make_way(retired, bytes)?;
+        }
+        self.dirty_to = self.dirty_to.max(self.position + bytes);
+        Ok(self.position)
+    }
+
+    /// Sees to it that so many bytes of frames may be written at the position: goes to the next lap if they do not fit
+    /// before the wrap, and announces them.
+    #[cold]
+    #[inline(never)]
+    fn make_way(&mut self, retired: u64, bytes: u64) -> Result<(), PublishError> {
+        if retired != life_page::RETIRED_NO {
             return Err(PublishError::Retired);
         }
-        let place = self.geometry.place(self.position, len as u64);
+        let place = self.geometry.place(self.position, bytes);
         if place.start != self.position {
             self.pad(place.start, place.end)?;
         }
-        if place.end + self.geometry.slot() > self.announced {
-            self.make_room(place.end + self.geometry.slot())?;
-        }
-        self.dirty_to = self.dirty_to.max(place.end);
-        Ok(Reservation {
-            start: place.start,
-            len,
-        })
+        self.make_room(place.end + self.geometry.slot())?;
+        self.set_free_to();
+        Ok(())
+    }
+
+    fn set_free_to(&mut self) {
+        let lap_end = self.position + self.geometry.until_wrap(self.position);
+        self.free_to = lap_end.min(self.announced.saturating_sub(self.geometry.slot()));
     }
 
     /// Place of a reservation's payload in the data.
@@ -248,7 +282,7 @@ impl<M: Memory> Writer<M> {
     ///
     /// # Panics
     /// When the reservation is shorter, or not of this writer's position: a later one, or a commit, came after it.
-    #[inline]
+    #[inline(always)]
     pub fn commit(
         &mut self,
         reservation: Reservation,
@@ -328,7 +362,7 @@ impl<M: Memory> Writer<M> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn publish(&mut self, word: u64, end: u64, next_sequence: u64, timestamp_ns: u64) {
         if self.geometry.stamped() {
             let index = self.geometry.index(self.position);
@@ -339,67 +373,68 @@ impl<M: Memory> Writer<M> {
     }
 
     /// Makes the frame from the position to `end` visible. The word 0 is stored last.
-    #[inline]
+    #[inline(always)]
     fn publish_unstamped(&mut self, word: u64, end: u64, next_sequence: u64) {
+        // Both loaded once, and as words: two of them in one load would wait for the stores of the last publish to leave
+        // the core, which wait for cache lines.
+        let (start, sequence) = (self.position, self.next_sequence);
         if self.dirty_to > end || self.clear_to < end + self.geometry.slot() {
             self.clear_behind(end);
         }
-        let index = self.geometry.index(self.position);
-        self.data.store(
-            index + frame_at::SEQUENCE,
-            self.next_sequence,
-            Ordering::Relaxed,
-        );
+        let index = self.geometry.index(start);
+        self.data
+            .store(index + frame_at::SEQUENCE, sequence, Ordering::Relaxed);
         hold::point("ring.commit.before-publish");
-        // SYNC frame-publish: pairs with the acquire load in `locate`; publishes payload and header of this frame, and
-        // the zero word behind it.
+        // SYNC frame-publish: pairs with the acquire load in `Header::load`; publishes payload and header of this frame,
+        // and the zero word behind it.
         self.data
             .store(index + frame_at::WORD0, word, Ordering::Release);
         hold::point("ring.commit.after-publish");
-        let bytes = end - self.position;
-        self.last_frame = Some(Mark {
-            position: self.position,
-            sequence: self.next_sequence,
-        });
+        self.last_frame = Mark {
+            position: start,
+            sequence,
+        };
         self.position = end;
         self.next_sequence = next_sequence;
-        if self.clear_to < end + self.clear_ahead_bytes() / 4 {
-            self.clear_ahead(bytes);
+        if end > self.clear_at && end - start <= self.small_frame {
+            self.clear_ahead();
         }
     }
 
     /// Rule 1: before a frame that ends at `end` is published, the slot there reads zero, and so does every slot from
     /// there to the end of the largest claim ever handed out beyond it.
     #[cold]
+    #[inline(never)]
     fn clear_behind(&mut self, end: u64) {
         let to = self.dirty_to.max(end + self.geometry.slot());
         self.zero(end, to);
         self.dirty_to = end;
         self.clear_to = self.clear_to.max(to);
+        let margin = clear_ahead_bytes(&self.geometry) / 4;
+        self.clear_at = self.clear_at.max(self.clear_to.saturating_sub(margin));
     }
 
     /// Zeroes slots ahead of use, after publishing, so that no publishing store waits for it. Not for large frames: what
     /// is cleared for them is written over at once.
     #[cold]
-    fn clear_ahead(&mut self, last_frame_bytes: u64) {
-        let ahead = self.clear_ahead_bytes();
-        if last_frame_bytes > ahead / 4 {
-            return;
-        }
+    #[inline(never)]
+    fn clear_ahead(&mut self) {
+        let ahead = clear_ahead_bytes(&self.geometry);
         let to = (self.position + ahead).min(self.limit);
         if to > self.announced {
             self.announce(to);
+            self.set_free_to();
         }
         if to > self.clear_to {
             self.zero(self.clear_to, to);
             self.clear_to = to;
         }
-    }
-
-    /// At most a quarter of the capacity, on the alignment.
-    #[inline]
-    fn clear_ahead_bytes(&self) -> u64 {
-        CLEAR_AHEAD_BYTES.min(self.geometry.capacity() / 4)
+        // Where a consumer is in the way, nothing can be cleared before it is looked at again.
+        self.clear_at = if to == self.limit {
+            NO_LIMIT
+        } else {
+            to - ahead / 4
+        };
     }
 
     fn zero(&self, from: u64, to: u64) {
@@ -449,12 +484,11 @@ impl<M: Memory> Writer<M> {
         if to <= self.announced {
             return;
         }
-        if let Some(last) = self.last_frame {
-            let due = last.position >= self.newest_mark + step;
-            let needed = to > self.newest_mark + capacity;
-            if (due || needed) && last.position > self.newest_mark {
-                self.store_mark(last);
-            }
+        let last = self.last_frame;
+        let due = last.position >= self.newest_mark + step;
+        let needed = to > self.newest_mark + capacity;
+        if (due || needed) && last.position > self.newest_mark {
+            self.store_mark(last);
         }
         // A frame is at most half a capacity, and so is padding: what may be claimed behind the last frame ends within
         // a capacity of its start.
@@ -505,6 +539,7 @@ impl<M: Memory> Writer<M> {
         self.limit = self
             .slowest()
             .map_or(NO_LIMIT, |slowest| slowest.seen + self.geometry.capacity());
+        self.clear_at = 0;
         Ok(())
     }
 
@@ -521,6 +556,7 @@ impl<M: Memory> Writer<M> {
     }
 
     #[cold]
+    #[inline(never)]
     fn too_large(&self, len: usize) -> PublishError {
         let max = usize::try_from(self.geometry.payload_max()).unwrap_or(usize::MAX);
         PublishError::TooLarge { len, max }

@@ -543,9 +543,10 @@ impl World {
         };
         // Claims are filled with what looks like frames, all of it, whatever is committed then.
         let at = producer.writer.payload_index(&reservation);
-        let place = self
-            .geometry
-            .place(producer.writer.position().0, len as u64);
+        let place = self.geometry.place(
+            producer.writer.position().0,
+            self.geometry.frame_bytes(len as u64),
+        );
         if !producer.fuel.is_dead() {
             let mut truth = self.truth.borrow_mut();
             truth.largest_claim = truth.largest_claim.max(place.end);
@@ -606,7 +607,9 @@ impl World {
             panic!("{error}");
         };
         let writer = &self.producer.as_ref().unwrap().writer;
-        let place = self.geometry.place(writer.position().0, len);
+        let place = self
+            .geometry
+            .place(writer.position().0, self.geometry.frame_bytes(len));
         let needed = place.end + self.geometry.slot();
         let released = self
             .files
