@@ -196,12 +196,6 @@ struct IdentityFile {
     id: String,
 }
 
-/// The version alone, so that a file of another version is told from a malformed one.
-#[derive(Debug, Deserialize)]
-struct FormatOnly {
-    format: u32,
-}
-
 /// An open log. Clones are the same log.
 #[derive(Debug, Clone)]
 pub struct Log {
@@ -314,7 +308,7 @@ impl Log {
             what: error.to_string(),
         })?;
         // Last, and durable with the names of all the others: from here on it is a log.
-        storage.replace(&path, text.as_bytes())?;
+        storage.replace(&path, format::text::seal(text).as_bytes())?;
         Ok(())
     }
 
@@ -342,17 +336,17 @@ impl Log {
                 error.into()
             }
         })?;
-        let text = String::from_utf8(bytes).map_err(|_| malformed("is not text".to_owned()))?;
-        let version: FormatOnly =
-            toml::from_str(&text).map_err(|error| malformed(error.message().to_owned()))?;
-        if version.format != u32::from(format::VERSION) {
+        if let Some(found) = format::text::version(&bytes)
+            && found != u32::from(format::VERSION)
+        {
             return Err(OpenError::WrongVersion {
                 root: root.to_owned(),
-                found: version.format,
+                found,
             });
         }
+        let text = format::text::open(&bytes, format::VERSION.into()).map_err(malformed)?;
         let identity: IdentityFile =
-            toml::from_str(&text).map_err(|error| malformed(error.message().to_owned()))?;
+            toml::from_str(text).map_err(|error| malformed(error.message().to_owned()))?;
         let id = identity
             .id
             .parse()
@@ -472,6 +466,7 @@ impl Log {
     pub fn topic(&self, name: &Name) -> Result<Topic, TopicError> {
         let mut topics = self.opened_topics();
         if let Some(topic) = topics.get(name) {
+            topic.refresh()?;
             return Ok(topic.clone());
         }
         let topic = Topic::open(self.env(), name)?;

@@ -103,7 +103,7 @@ pub fn verify(
             Ok(topic) => {
                 for number in topic.partitions() {
                     check.partition = Some(number);
-                    check.partition(&topic, topic.to_read(number)?)?;
+                    check.partition(&topic, &*topic.to_read(number)?)?;
                 }
             }
             Err(TopicError::NotFound(_)) => {}

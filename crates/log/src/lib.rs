@@ -63,7 +63,7 @@ pub use partitioner::partition_for_key;
 pub use reader::{Overtaken, ReadError, Reader, Record};
 pub use recovery::RecoveryReport;
 pub use storage::Access;
-pub use topic::{Topic, TopicConfig};
+pub use topic::{Compaction, Growth, Retention, Topic, TopicConfig};
 pub use writer::{
     EpochEnded, LastStored, ResumeError, ResumePoint, Succession, Writer, WriterError,
 };

@@ -1,178 +1,27 @@
 //! A topic: a named set of partitions with one configuration.
 
+mod config;
+
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
+    sync::{Arc, PoisonError, RwLock},
 };
 
-use serde::{Deserialize, Serialize};
 use teeline_core::{Identity, Name, Offset, Partition as Number, SourceId};
 
+use self::config::Description;
 use crate::{
-    AppendError, Durability, LastStored, LogOptions, ReadError, Reader, RecoveryReport, TopicError,
-    format, partition,
+    AppendError, LastStored, LogOptions, ReadError, Reader, RecoveryReport, TopicError, partition,
     partition::Partition,
     partition_for_key,
     storage::{Access, Storage, StorageError},
 };
 
+pub use self::config::{Compaction, Growth, Retention, TopicConfig};
+
 /// File that describes a topic, in its directory.
 const CONFIG_FILE: &str = "topic.toml";
-
-/// Smallest segment.
-const SEGMENT_BYTES_MIN: u32 = 4 << 10;
-
-/// Largest segment: places in it are 32-bit numbers.
-const SEGMENT_BYTES_MAX: u32 = 1 << 30;
-
-/// Most partitions of a topic: each takes a handful of files and a lock.
-const PARTITIONS_MAX: u32 = 1024;
-
-/// How a topic is made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TopicConfig {
-    /// Number of partitions, at least 1. Cannot be changed later without moving keys.
-    pub partitions: u32,
-    /// When records are synced.
-    pub durability: Durability,
-    /// Size of a segment in bytes; it is reserved and written ahead with zeros. A batch must fit in one.
-    pub segment_bytes: u32,
-}
-
-impl Default for TopicConfig {
-    /// One partition, synced with each batch, segments of 64 MiB.
-    fn default() -> Self {
-        Self {
-            partitions: 1,
-            durability: Durability::SyncEachBatch,
-            segment_bytes: 64 << 20,
-        }
-    }
-}
-
-impl TopicConfig {
-    fn check(&self) -> Result<(), String> {
-        if !(1..=PARTITIONS_MAX).contains(&self.partitions) {
-            return Err(format!(
-                "{} partitions are asked for; from 1 to {PARTITIONS_MAX} can be had",
-                self.partitions
-            ));
-        }
-        if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&self.segment_bytes)
-            || !self.segment_bytes.is_multiple_of(8)
-        {
-            return Err(format!(
-                "segments of {} bytes are asked for; a multiple of 8 from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX} can be had",
-                self.segment_bytes
-            ));
-        }
-        if self.durability == Durability::SyncEvery(Duration::ZERO) {
-            return Err("a sync every 0 ms is asked for: take sync-each-batch".to_owned());
-        }
-        Ok(())
-    }
-}
-
-/// The topic's file.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ConfigFile {
-    format: u32,
-    partitions: u32,
-    segment_bytes: u32,
-    durability: DurabilityName,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    sync_interval_ms: Option<u64>,
-    retention: Retention,
-    cleanup: Cleanup,
-    visibility: Visibility,
-}
-
-#[derive(Debug, Serialize, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-enum DurabilityName {
-    SyncEachBatch,
-    SyncEvery,
-    LeaveToOs,
-}
-
-/// What retention drops. This build knows only how to keep everything.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Retention {
-    KeepAll,
-}
-
-/// What cleanup rewrites. This build knows only how to rewrite nothing.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Cleanup {
-    None,
-}
-
-/// Whom the topic is a contract with.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Visibility {
-    Private,
-}
-
-impl ConfigFile {
-    fn of(config: &TopicConfig) -> Self {
-        let (durability, interval) = match config.durability {
-            Durability::SyncEachBatch => (DurabilityName::SyncEachBatch, None),
-            Durability::SyncEvery(interval) => (DurabilityName::SyncEvery, Some(interval)),
-            Durability::LeaveToOs => (DurabilityName::LeaveToOs, None),
-        };
-        let millis = |interval: Duration| {
-            u64::try_from(interval.as_millis())
-                .unwrap_or(u64::MAX)
-                .max(1)
-        };
-        Self {
-            format: format::VERSION.into(),
-            partitions: config.partitions,
-            segment_bytes: config.segment_bytes,
-            durability,
-            sync_interval_ms: interval.map(millis),
-            retention: Retention::KeepAll,
-            cleanup: Cleanup::None,
-            visibility: Visibility::Private,
-        }
-    }
-
-    fn config(self) -> Result<TopicConfig, String> {
-        if self.format != u32::from(format::VERSION) {
-            return Err(format!(
-                "is of format version {}; this build reads version {}",
-                self.format,
-                format::VERSION
-            ));
-        }
-        let durability = match (self.durability, self.sync_interval_ms) {
-            (DurabilityName::SyncEachBatch, None) => Durability::SyncEachBatch,
-            (DurabilityName::LeaveToOs, None) => Durability::LeaveToOs,
-            (DurabilityName::SyncEvery, Some(ms)) => {
-                Durability::SyncEvery(Duration::from_millis(ms))
-            }
-            (DurabilityName::SyncEvery, None) => {
-                return Err("`sync_interval_ms` is missing".to_owned());
-            }
-            (_, Some(_)) => {
-                return Err("`sync_interval_ms` belongs to `sync-every` only".to_owned());
-            }
-        };
-        let config = TopicConfig {
-            partitions: self.partitions,
-            durability,
-            segment_bytes: self.segment_bytes,
-        };
-        config.check()?;
-        Ok(config)
-    }
-}
 
 /// Makes all files of a topic in a directory that nobody else sees yet.
 pub(crate) fn create(
@@ -189,13 +38,40 @@ pub(crate) fn create(
     for number in 0..config.partitions {
         partition::create(storage, &dir.join(number.to_string()), config)?;
     }
-    let text = toml::to_string(&ConfigFile::of(config)).map_err(|error| TopicError::Invalid {
-        topic: name.clone(),
-        what: error.to_string(),
-    })?;
     // Syncs the directory, and with it the names of the partitions.
+    describe(storage, dir, name, &Description::new(config))
+}
+
+/// Puts the topic's file in place.
+fn describe(
+    storage: &dyn Storage,
+    dir: &Path,
+    name: &Name,
+    description: &Description,
+) -> Result<(), TopicError> {
+    let text = description.to_text().map_err(|what| TopicError::Invalid {
+        topic: name.clone(),
+        what,
+    })?;
     storage.replace(&dir.join(CONFIG_FILE), text.as_bytes())?;
     Ok(())
+}
+
+/// Reads the topic's file.
+fn read_description(
+    storage: &dyn Storage,
+    dir: &Path,
+    name: &Name,
+) -> Result<Description, TopicError> {
+    let path = dir.join(CONFIG_FILE);
+    let bytes = storage.read(&path).map_err(|error| {
+        if error.is_not_found() || error.kind == io::ErrorKind::NotADirectory {
+            TopicError::NotFound(name.clone())
+        } else {
+            error.into()
+        }
+    })?;
+    Description::from_bytes(&bytes).map_err(|what| TopicError::Malformed { path, what })
 }
 
 /// Whether a directory holds a topic.
@@ -225,76 +101,108 @@ pub struct Topic {
 struct Shared {
     env: Arc<Env>,
     name: Name,
-    config: TopicConfig,
+    dir: PathBuf,
+    /// Changes when the topic grows, or its policies do.
+    current: RwLock<Arc<Current>>,
+}
+
+/// A topic as its file described it last.
+#[derive(Debug)]
+struct Current {
+    description: Description,
+    config: Arc<TopicConfig>,
     partitions: Vec<Arc<Partition>>,
+}
+
+impl Current {
+    /// With the partitions that are open already, and new ones behind them.
+    fn new(
+        env: &Arc<Env>,
+        dir: &Path,
+        description: Description,
+        mut partitions: Vec<Arc<Partition>>,
+    ) -> Self {
+        let config = Arc::new(description.config.clone());
+        let open = u32::try_from(partitions.len()).unwrap_or(u32::MAX);
+        partitions.extend((open..config.partitions).map(|number| {
+            let dir = dir.join(number.to_string());
+            let config = TopicConfig::clone(&config);
+            Arc::new(Partition::new(Arc::clone(env), config, Number(number), dir))
+        }));
+        Self {
+            description,
+            config,
+            partitions,
+        }
+    }
 }
 
 impl Topic {
     pub(crate) fn open(env: &Arc<Env>, name: &Name) -> Result<Self, TopicError> {
         let dir = env.root.join(name.as_str());
-        let path = dir.join(CONFIG_FILE);
-        let malformed = |what: String| TopicError::Malformed {
-            path: path.clone(),
-            what,
-        };
-        let bytes = env.storage.read(&path).map_err(|error| {
-            if error.is_not_found() || error.kind == io::ErrorKind::NotADirectory {
-                TopicError::NotFound(name.clone())
-            } else {
-                error.into()
-            }
-        })?;
-        let text = String::from_utf8(bytes).map_err(|_| malformed("is not text".to_owned()))?;
-        let file: ConfigFile =
-            toml::from_str(&text).map_err(|error| malformed(error.message().to_owned()))?;
-        let config = file.config().map_err(malformed)?;
+        let description = read_description(&*env.storage, &dir, name)?;
         if env.options.access == Access::Write {
             // Whoever made the topic may have died before its name was durable.
             env.storage.sync_dir(&env.root)?;
         }
-        let partition = |number: u32| {
-            let dir = dir.join(number.to_string());
-            Arc::new(Partition::new(
-                Arc::clone(env),
-                config.clone(),
-                Number(number),
-                dir,
-            ))
-        };
-        let partitions = (0..config.partitions).map(partition).collect();
+        let current = Current::new(env, &dir, description, Vec::new());
         Ok(Self {
             shared: Arc::new(Shared {
                 env: Arc::clone(env),
                 name: name.clone(),
-                config,
-                partitions,
+                dir,
+                current: RwLock::new(Arc::new(current)),
             }),
         })
+    }
+
+    fn current(&self) -> Arc<Current> {
+        let current = self.shared.current.read();
+        Arc::clone(&current.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes in what another handle or process changed of the topic's file.
+    pub(crate) fn refresh(&self) -> Result<(), TopicError> {
+        let Shared { env, name, dir, .. } = &*self.shared;
+        let description = read_description(&*env.storage, dir, name)?;
+        let mut current = self
+            .shared
+            .current
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if description != current.description {
+            let partitions = current.partitions.clone();
+            *current = Arc::new(Current::new(env, dir, description, partitions));
+        }
+        Ok(())
     }
 
     pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
         &self.shared.env.storage
     }
 
-    pub(crate) fn partition(&self, number: Number) -> Option<&Arc<Partition>> {
-        self.shared.partitions.get(usize::try_from(number.0).ok()?)
+    fn partition(&self, number: Number) -> Result<Arc<Partition>, u32> {
+        let current = self.current();
+        let found = usize::try_from(number.0).ok();
+        let found = found.and_then(|number| current.partitions.get(number));
+        found.cloned().ok_or(current.config.partitions)
     }
 
-    fn to_append(&self, number: Number) -> Result<&Arc<Partition>, AppendError> {
+    fn to_append(&self, number: Number) -> Result<Arc<Partition>, AppendError> {
         self.partition(number)
-            .ok_or_else(|| AppendError::NoPartition {
+            .map_err(|partitions| AppendError::NoPartition {
                 topic: self.shared.name.to_string(),
                 partition: number,
-                partitions: self.shared.config.partitions,
+                partitions,
             })
     }
 
-    pub(crate) fn to_read(&self, number: Number) -> Result<&Arc<Partition>, ReadError> {
+    pub(crate) fn to_read(&self, number: Number) -> Result<Arc<Partition>, ReadError> {
         self.partition(number)
-            .ok_or_else(|| ReadError::NoPartition {
+            .map_err(|partitions| ReadError::NoPartition {
                 topic: self.shared.name.to_string(),
                 partition: number,
-                partitions: self.shared.config.partitions,
+                partitions,
             })
     }
 
@@ -304,24 +212,36 @@ impl Topic {
         &self.shared.name
     }
 
-    /// How the topic was made.
+    /// How the topic was made, or what it has become by growth and changes of policy, as far as this handle has heard:
+    /// [`Log::topic`](crate::Log::topic) and [`Log::writer`](crate::Log::writer) look.
     #[must_use]
-    pub fn config(&self) -> &TopicConfig {
-        &self.shared.config
+    pub fn config(&self) -> Arc<TopicConfig> {
+        Arc::clone(&self.current().config)
+    }
+
+    /// How the number of partitions has grown, oldest first.
+    #[must_use]
+    pub fn growths(&self) -> Vec<Growth> {
+        self.current().description.growths.clone()
     }
 
     /// All partitions, in order.
     pub fn partitions(&self) -> impl Iterator<Item = Number> + use<> {
-        (0..self.shared.config.partitions).map(Number)
+        (0..self.config().partitions).map(Number)
     }
 
-    /// Where a record goes: by its key, and without one by its sequence, modulo the partitions.
+    /// Where a record goes: by its key, and without one by its sequence, modulo the number of partitions that there
+    /// were when its source published it.
     ///
     /// # Panics
     /// Never: the remainder fits the type of a partition's number.
     #[must_use]
     pub fn route(&self, identity: &Identity, key: Option<&[u8]>) -> Number {
-        let partitions = self.shared.config.partitions;
+        let current = self.current();
+        let mut growths = current.description.growths.iter();
+        let partitions = growths
+            .find(|growth| growth.precedes(identity))
+            .map_or(current.config.partitions, |growth| growth.before);
         match key {
             Some(key) => partition_for_key(key, partitions),
             None => {
@@ -361,11 +281,7 @@ impl Topic {
     /// # Errors
     /// When there is no such partition.
     pub fn reader(&self, partition: Number, from: Offset) -> Result<Reader, ReadError> {
-        Ok(Reader::open(
-            self,
-            Arc::clone(self.to_read(partition)?),
-            from,
-        ))
+        Ok(Reader::open(self, self.to_read(partition)?, from))
     }
 
     /// Opens the partition for appending, if that was not done yet, and says what recovery found when it was opened.
@@ -451,7 +367,7 @@ impl Topic {
 
     pub(crate) fn close(&self) -> Result<(), AppendError> {
         let closed: Vec<_> = self
-            .shared
+            .current()
             .partitions
             .iter()
             .map(|partition| partition.close())

@@ -20,6 +20,7 @@ fn config() -> TopicConfig {
         partitions: 2,
         durability: Durability::SyncEachBatch,
         segment_bytes: 64 << 10,
+        ..TopicConfig::default()
     }
 }
 

@@ -23,6 +23,7 @@ fn config(durability: Durability) -> TopicConfig {
         partitions: 1,
         durability,
         segment_bytes: 4096,
+        ..TopicConfig::default()
     }
 }
 

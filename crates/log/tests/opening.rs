@@ -22,6 +22,7 @@ fn config() -> TopicConfig {
         partitions: 1,
         durability: Durability::SyncEachBatch,
         segment_bytes: 256 << 10,
+        ..TopicConfig::default()
     }
 }
 
@@ -303,12 +304,22 @@ fn foreign_and_malformed_logs_are_refused_with_the_reason() {
     let disk = FakeDisk::new(1);
     Log::create_on(disk.process(), ROOT, &options()).unwrap();
     let path = PathBuf::from(ROOT).join("teeline-log.toml");
+    let malformed = "format = 1\nid = \"xyz\"\n";
+    let checksum = teeline_core::crc32c(malformed.as_bytes());
     for (text, wanted) in [
         (
             "format = 2\nfuture = true\n",
             "is of format version 2; this build reads version 1",
         ),
-        ("format = 1\nid = \"xyz\"\n", "is not a log id"),
+        (
+            &format!("{malformed}# crc32c = {checksum:08x}\n"),
+            "is not a log id",
+        ),
+        (
+            &format!("{malformed}# crc32c = 01234567\n"),
+            "damaged, or was changed by hand",
+        ),
+        (malformed, "does not end with a line `# crc32c = …`"),
         ("not toml at all", "teeline-log.toml"),
     ] {
         disk.set_bytes(&path, text.as_bytes());

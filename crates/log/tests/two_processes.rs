@@ -79,6 +79,7 @@ fn a_tail_misses_nothing_that_a_killed_process_acknowledged() {
         partitions: 1,
         durability: Durability::SyncEachBatch,
         segment_bytes: 16 << 10,
+        ..TopicConfig::default()
     };
     let log = Log::create(&root, &options()).unwrap();
     log.create_topic(&"fills".parse().unwrap(), &config)

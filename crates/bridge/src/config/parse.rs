@@ -82,6 +82,7 @@ fn topic(mut fields: Fields<'_>) -> Option<TopicSpec> {
             segment_bytes: segment_bytes
                 .and_then(|bytes| u32::try_from(bytes).ok())
                 .unwrap_or(usual.segment_bytes),
+            ..usual
         },
     })
 }

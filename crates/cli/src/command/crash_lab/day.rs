@@ -72,6 +72,7 @@ impl Day {
             partitions: PARTITIONS,
             durability: Durability::LeaveToOs,
             segment_bytes: SEGMENT_BYTES,
+            ..TopicConfig::default()
         };
         let topic_name = topic();
         let topic = log

@@ -206,6 +206,7 @@ fn prepare(paths: &Paths, input: &Input, placement: &Placement) -> Result<Topic,
         partitions: PARTITIONS,
         durability: Durability::SyncEachBatch,
         segment_bytes: segment_bytes(input.fills.len()),
+        ..TopicConfig::default()
     };
     let topic = log
         .create_topic(&workplace::name(TOPIC), &config)
