@@ -2,7 +2,7 @@
 //!
 //! [`consumer::Consumer`] reads partitions from explicit offsets on. [`mode::Delivery`] hands what it reads to an
 //! application's [`mode::Handler`], in one of four [modes](mode::Mode), which differ in what a crash costs.
-//! [`store::sqlite::AtomicStore`] keeps the state, in the atomic mode together with the next offset in one transaction.
+//! [`store::AtomicStore`] keeps the state, in the atomic mode together with the next offset in one transaction.
 //! [`positions::Positions`] is the first application.
 #![forbid(unsafe_code)]
 

@@ -16,21 +16,17 @@
 
 use std::{collections::BTreeMap, error::Error, fmt, str::FromStr};
 
-use rusqlite::Transaction;
 use teeline_core::{Identity, Name, Offset, Partition};
 use teeline_log::{
     Log, ReadError, Record, Topic, TopicError,
     groups::{CommitError, Groups},
-    sqlite::{Abort, DatabaseError},
+    sqlite::{Database as Sqlite, DatabaseError},
 };
 
 use crate::{
     consumer::{Consumer, ConsumerError, Place},
     hook::{CrashHook, CrashPoint},
-    store::{
-        identities,
-        sqlite::{AtomicStore, Fenced, Ownership, StoreError},
-    },
+    store::{Abort, AtomicStore, Database, Fenced, Ownership, StoreError, identities},
 };
 
 /// In which order a batch is processed and committed.
@@ -52,8 +48,8 @@ pub enum Mode {
 #[error("`{0}` is no mode: at-most-once, at-least-once, atomic and idempotent are")]
 pub struct UnknownMode(String);
 
-/// What an application does with records: state in SQLite, through the transaction that it is handed.
-pub trait Handler {
+/// What an application does with records: state in a database, through the transaction that it is handed.
+pub trait Handler<D: Database = Sqlite> {
     /// What a record means to the application.
     type Message;
     /// Why a record cannot be read or applied.
@@ -71,13 +67,13 @@ pub trait Handler {
     ///
     /// # Errors
     ///
-    /// The application's own, or SQLite's. The transaction is rolled back then.
+    /// The application's own, or the database's. The transaction is rolled back then.
     fn apply(
         &mut self,
-        tx: &Transaction<'_>,
+        tx: &mut D::Tx<'_>,
         place: &Place,
         message: &Self::Message,
-    ) -> Result<(), Abort<Self::Error>>;
+    ) -> Result<(), Abort<Self::Error, D::Failure>>;
 }
 
 /// Why a consumer cannot be opened, or cannot go on.
@@ -88,13 +84,13 @@ pub trait Handler {
 pub enum DeliveryError<E> {
     /// Another owner has taken over: this one must stop.
     #[error(transparent)]
-    Fenced(#[from] Fenced),
-    /// The database is of another log, or its partitions were not claimed.
+    Fenced(Box<Fenced>),
+    /// The consumer's database is of another log, or cannot be used.
     #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The consumer's database, or the groups database of the log, cannot be used.
+    Store(StoreError),
+    /// The groups database of the log cannot be used.
     #[error(transparent)]
-    Database(#[from] DatabaseError),
+    Groups(#[from] DatabaseError),
     /// The group's offset was not committed. If it was fenced, another owner has taken over, and this one must stop.
     #[error(transparent)]
     Commit(#[from] CommitError),
@@ -109,12 +105,21 @@ pub enum DeliveryError<E> {
     Handler(E),
 }
 
+impl<E> From<StoreError> for DeliveryError<E> {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Fenced(fenced) => Self::Fenced(fenced),
+            error => Self::Store(error),
+        }
+    }
+}
+
 /// Hands the records of a topic to a handler, batch by batch, in one of the modes.
 #[derive(Debug)]
-pub struct Delivery<H> {
+pub struct Delivery<H, D = Sqlite> {
     mode: Mode,
     handler: H,
-    store: AtomicStore,
+    store: AtomicStore<D>,
     consumer: Consumer,
     groups: Groups,
     group: Name,
@@ -140,7 +145,7 @@ struct Entry<M> {
     message: M,
 }
 
-impl<H: Handler> Delivery<H> {
+impl<D: Database, H: Handler<D>> Delivery<H, D> {
     /// Takes over all partitions of `topic` as the only member of `group`: an owner before is fenced. `store` has the
     /// handler's tables.
     ///
@@ -151,7 +156,7 @@ impl<H: Handler> Delivery<H> {
     pub fn open(
         mode: Mode,
         handler: H,
-        store: AtomicStore,
+        mut store: AtomicStore<D>,
         log: &Log,
         group: &Name,
         topic: &Name,
@@ -159,9 +164,9 @@ impl<H: Handler> Delivery<H> {
         let topic = log.topic(topic)?;
         let groups = log.groups()?;
         if mode == Mode::Idempotent {
-            store.read(identities::look_for_tables)?;
+            store.read(|tx| identities::look_for_tables(tx))?;
         }
-        let starts = starts(mode, &store, &groups, group, &topic)?;
+        let starts = starts(mode, &mut store, &groups, group, &topic)?;
         let mut delivery = Self {
             mode,
             handler,
@@ -212,7 +217,7 @@ impl<H: Handler> Delivery<H> {
     }
 
     /// The partitions, in order.
-    pub fn partitions(&self) -> impl Iterator<Item = Partition> + use<H> {
+    pub fn partitions(&self) -> impl Iterator<Item = Partition> + use<H, D> {
         let partitions: Vec<_> = self.owned.keys().copied().collect();
         partitions.into_iter()
     }
@@ -229,7 +234,7 @@ impl<H: Handler> Delivery<H> {
 
     /// The database, for whoever takes over from here in the same process.
     #[must_use]
-    pub fn into_store(self) -> AtomicStore {
+    pub fn into_store(self) -> AtomicStore<D> {
         self.store
     }
 
@@ -364,20 +369,20 @@ impl<H: Handler> Delivery<H> {
             .as_mut()
             .expect("in the atomic mode, partitions are claimed in the store");
         let handler = &mut self.handler;
-        let process = |tx: &Transaction<'_>| {
+        let process = |tx: &mut D::Tx<'_>| {
             for entry in batch {
                 hook(CrashPoint::BeforeMessage(entry.place.offset));
                 entry.apply(handler, tx)?;
             }
             hook(CrashPoint::BeforeCommit);
-            Ok::<_, Abort<DeliveryError<H::Error>>>(())
+            Ok::<_, Abort<DeliveryError<H::Error>, D::Failure>>(())
         };
         #[cfg(feature = "test-switches")]
         if self.two_transactions {
             self.store.change(process)?;
             self.store.apply(ownership, end, |_| {
                 hook(CrashPoint::BeforeCommit);
-                Ok::<_, Abort<DeliveryError<H::Error>>>(())
+                Ok::<_, Abort<DeliveryError<H::Error>, D::Failure>>(())
             })?;
             owned.next = end;
             return Ok(());
@@ -407,9 +412,9 @@ impl<H: Handler> Delivery<H> {
 
 /// How far each partition is, before it is claimed: by the database in the atomic mode, by the group otherwise, and by
 /// the log's start where neither knows.
-fn starts<E>(
+fn starts<D: Database, E>(
     mode: Mode,
-    store: &AtomicStore,
+    store: &mut AtomicStore<D>,
     groups: &Groups,
     group: &Name,
     topic: &Topic,
@@ -444,17 +449,14 @@ fn owned(owned: &mut BTreeMap<Partition, Owned>, partition: Partition) -> &mut O
 }
 
 impl<M> Entry<M> {
-    fn apply<H: Handler<Message = M>>(
+    fn apply<D: Database, H: Handler<D, Message = M>>(
         &self,
         handler: &mut H,
-        tx: &Transaction<'_>,
-    ) -> Result<(), Abort<DeliveryError<H::Error>>> {
+        tx: &mut D::Tx<'_>,
+    ) -> Result<(), Abort<DeliveryError<H::Error>, D::Failure>> {
         handler
             .apply(tx, &self.place, &self.message)
-            .map_err(|abort| match abort {
-                Abort::Sqlite(source) => Abort::Sqlite(source),
-                Abort::Refused(error) => Abort::Refused(DeliveryError::Handler(error)),
-            })
+            .map_err(|abort| abort.map_refused(DeliveryError::Handler))
     }
 }
 

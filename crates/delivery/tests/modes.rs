@@ -14,14 +14,13 @@ use teeline_delivery::{
     hook::CrashPoint,
     mode::{Delivery, DeliveryError, Handler, Mode},
     store::{
+        Abort, AtomicStore,
         identities::{self, Outstanding},
-        sqlite::AtomicStore,
     },
 };
 use teeline_log::{
     Log, LogOptions, NewRecord, Record, Succession, Topic, TopicConfig, Writer,
-    groups::CommitError,
-    sqlite::{Abort, Schema},
+    groups::CommitError, sqlite::Schema,
 };
 use tempfile::TempDir;
 
@@ -68,7 +67,7 @@ impl Handler for Count {
 
     fn apply(
         &mut self,
-        tx: &Transaction<'_>,
+        tx: &mut Transaction<'_>,
         place: &Place,
         number: &u64,
     ) -> Result<(), Abort<CountError>> {
@@ -228,7 +227,7 @@ fn run_until(delivery: &mut Delivery<Count>, n: u64) -> bool {
     catch_unwind(AssertUnwindSafe(run)).is_err()
 }
 
-fn reached(store: &AtomicStore) -> BTreeMap<u64, u64> {
+fn reached(store: &mut AtomicStore) -> BTreeMap<u64, u64> {
     store
         .read(|connection| {
             connection
@@ -273,7 +272,7 @@ fn a_crash_at_any_step_costs_exactly_what_the_mode_says() {
                     }
                     Mode::AtMostOnce | Mode::Atomic | Mode::Idempotent => {}
                 }
-                assert_eq!(reached(&delivery.into_store()), expected, "{group}");
+                assert_eq!(reached(&mut delivery.into_store()), expected, "{group}");
                 step += 1;
             }
         }
@@ -294,7 +293,7 @@ fn crashes_in_one_batch_add_up_in_the_mode_at_least_once_alone() {
         }
         let mut delivery = world.open(mode, store, mode.name());
         run_to_end(&mut delivery);
-        let times: Vec<_> = reached(&delivery.into_store()).into_values().collect();
+        let times: Vec<_> = reached(&mut delivery.into_store()).into_values().collect();
         let expected: &[u64] = match mode {
             Mode::AtMostOnce => &[1, 1], // the first crash lost the batch's rest; no other struck
             Mode::AtLeastOnce => &[5, 4, 4, 3],
@@ -326,7 +325,7 @@ fn a_zombie_cannot_move_the_offset_in_any_mode() {
         heir.run_once(LIMIT, &mut |_| ()).unwrap();
         refused(&mut zombie);
         run_to_end(&mut heir);
-        let reached = reached(&heir.into_store());
+        let reached = reached(&mut heir.into_store());
         // What it had processed and could not commit may be seen twice, where nothing in the database speaks against it.
         let twice: Vec<_> = (4..12).map(|n| (n, 2)).collect();
         let mut expected = world.each_once();
@@ -361,7 +360,7 @@ fn after_a_failure_of_the_handler_the_same_consumer_goes_on_and_repeats_nothing(
         if mode == Mode::AtMostOnce {
             expected.remove(&2);
         }
-        assert_eq!(reached(&delivery.into_store()), expected, "{mode}");
+        assert_eq!(reached(&mut delivery.into_store()), expected, "{mode}");
         let offsets = world.log.group_offsets().unwrap();
         assert_eq!(offsets[0].next, Some(Offset(7)), "{mode}");
     }
@@ -400,7 +399,7 @@ fn a_message_that_stands_in_the_log_twice_counts_once_in_the_idempotent_mode_alo
         if mode != Mode::Idempotent {
             expected.insert(2, 2);
         }
-        assert_eq!(reached(&delivery.into_store()), expected, "{mode}");
+        assert_eq!(reached(&mut delivery.into_store()), expected, "{mode}");
     }
 }
 
@@ -416,7 +415,7 @@ fn a_record_without_identity_is_known_by_its_offset() {
     let mut delivery = world.open(Mode::Idempotent, delivery.into_store(), "g");
     run_to_end(&mut delivery);
     assert_eq!(
-        reached(&delivery.into_store()),
+        reached(&mut delivery.into_store()),
         BTreeMap::from([(0, 1), (7, 2)])
     );
 }
@@ -433,16 +432,19 @@ fn what_was_set_aside_is_outstanding_until_it_comes_again() {
         .open_with(Mode::Idempotent, handler, world.store(), "g")
         .unwrap();
     run_to_end(&mut delivery);
-    let store = delivery.into_store();
+    let mut store = delivery.into_store();
     let mut expected = world.each_once();
     expected.remove(&2);
-    assert_eq!(reached(&store), expected);
+    assert_eq!(reached(&mut store), expected);
     let outstanding = Outstanding {
         topic: "numbers".into(),
         partition: P0,
         identity: Some(identity),
     };
-    assert_eq!(store.read(identities::outstanding).unwrap(), [outstanding]);
+    assert_eq!(
+        store.read(|tx| identities::outstanding(tx)).unwrap(),
+        [outstanding]
+    );
 
     // Twice, so that the second copy is a repeat again.
     world.writer.turn_dedup_off();
@@ -451,9 +453,9 @@ fn what_was_set_aside_is_outstanding_until_it_comes_again() {
     }
     let mut delivery = world.open(Mode::Idempotent, store, "g");
     run_to_end(&mut delivery);
-    let store = delivery.into_store();
-    assert_eq!(reached(&store), world.each_once());
-    assert_eq!(store.read(identities::outstanding).unwrap(), []);
+    let mut store = delivery.into_store();
+    assert_eq!(reached(&mut store), world.each_once());
+    assert_eq!(store.read(|tx| identities::outstanding(tx)).unwrap(), []);
 }
 
 #[test]
@@ -562,8 +564,8 @@ fn a_new_group_begins_at_the_start_and_each_group_goes_its_own_way() {
     let mut other = world.open(Mode::AtLeastOnce, world.store(), "other");
     run_to_end(&mut other);
     run_to_end(&mut one);
-    assert_eq!(reached(&one.into_store()), world.each_once());
-    assert_eq!(reached(&other.into_store()), world.each_once());
+    assert_eq!(reached(&mut one.into_store()), world.each_once());
+    assert_eq!(reached(&mut other.into_store()), world.each_once());
 }
 
 #[test]

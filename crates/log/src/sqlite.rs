@@ -127,18 +127,28 @@ impl fmt::Display for Remedy<'_> {
     }
 }
 
-/// Why the body of a transaction gives up; the transaction is rolled back.
+/// Why the body of a transaction gives up; the transaction is rolled back. `D` is how the database fails.
 #[derive(Debug)]
-pub enum Abort<E> {
-    /// SQLite refused or failed.
-    Sqlite(rusqlite::Error),
+pub enum Abort<E, D = rusqlite::Error> {
+    /// The database refused or failed.
+    Database(D),
     /// The body's own reason.
     Refused(E),
 }
 
-impl<E> From<rusqlite::Error> for Abort<E> {
-    fn from(source: rusqlite::Error) -> Self {
-        Self::Sqlite(source)
+impl<E, D> Abort<E, D> {
+    /// The same, with the body's own reason changed by `f`.
+    pub fn map_refused<F>(self, f: impl FnOnce(E) -> F) -> Abort<F, D> {
+        match self {
+            Self::Database(source) => Abort::Database(source),
+            Self::Refused(reason) => Abort::Refused(f(reason)),
+        }
+    }
+}
+
+impl<E, D> From<D> for Abort<E, D> {
+    fn from(source: D) -> Self {
+        Self::Database(source)
     }
 }
 
@@ -213,11 +223,11 @@ impl Database {
     pub fn read<T>(
         &self,
         operation: &'static str,
-        body: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+        body: impl FnOnce(&mut Transaction<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, DatabaseError> {
         self.connection
             .unchecked_transaction()
-            .and_then(|tx| body(&tx))
+            .and_then(|mut tx| body(&mut tx))
             .map_err(|source| self.file.error(operation, source))
     }
 
@@ -230,17 +240,17 @@ impl Database {
     pub fn write<T, E: From<DatabaseError>>(
         &mut self,
         operation: &'static str,
-        body: impl FnOnce(&Transaction<'_>) -> Result<T, Abort<E>>,
+        body: impl FnOnce(&mut Transaction<'_>) -> Result<T, Abort<E>>,
     ) -> Result<T, E> {
         let Self { file, connection } = self;
         let transact = || {
-            let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let value = body(&tx)?;
+            let mut tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let value = body(&mut tx)?;
             tx.commit()?;
             Ok(value)
         };
         transact().map_err(|abort| match abort {
-            Abort::Sqlite(source) => file.error(operation, source).into(),
+            Abort::Database(source) => file.error(operation, source).into(),
             Abort::Refused(reason) => reason,
         })
     }

@@ -8,5 +8,5 @@ mod tables;
 pub use crate::consumer::Place;
 pub use fill::{FILL, FILL_BYTES_MAX, FILL_KEY_AT, Fill, FillError, LABEL_BYTES_MAX, Side};
 pub use position::{AccountPosition, Inexact};
-pub use service::{Positions, PositionsError};
+pub use service::{Positions, PositionsError, Refused};
 pub use tables::{Hole, Missing, POSITIONS_TABLE, Snapshot, add_fill, all_positions};

@@ -1,14 +1,13 @@
 //! The service that keeps positions up to date with the fills of a topic.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use rusqlite::Transaction;
-use teeline_core::{Name, Offset};
-use teeline_log::{
-    Control, Log, ReadError, Record, TopicError,
-    groups::CommitError,
-    sqlite::{Abort, DatabaseError},
-};
+use teeline_core::Name;
+use teeline_log::{Control, Log, Record};
 
 use super::{
     FILL, Fill, FillError, Hole, Inexact, Missing,
@@ -18,7 +17,7 @@ use crate::{
     consumer::{ConsumerError, Place},
     hook::CrashHook,
     mode::{Delivery, DeliveryError, Handler, Mode},
-    store::sqlite::{AtomicStore, Fenced, StoreError},
+    store::{Abort, AtomicStore},
 };
 
 /// Adds the fills of a topic up to positions in a database, each exactly once, whatever is killed.
@@ -41,46 +40,9 @@ enum Change {
     Hole(Missing),
 }
 
-/// Why positions cannot be opened, or cannot go on. Nothing of the batch at hand was applied, unless it says otherwise.
+/// Why a record cannot be added to the positions.
 #[derive(Debug, thiserror::Error)]
-pub enum PositionsError {
-    /// Another owner has taken over: this one must stop.
-    #[error(transparent)]
-    Fenced(#[from] Fenced),
-    /// The positions database is of another log, or its partitions were not claimed.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The positions database, or the groups database of the log, cannot be used.
-    #[error(transparent)]
-    Database(#[from] DatabaseError),
-    /// The batch was applied, but the group was not told. If it was fenced, another owner has taken over, and this one
-    /// must stop.
-    #[error(transparent)]
-    Report(#[from] CommitError),
-    /// The topic cannot be opened.
-    #[error(transparent)]
-    Topic(#[from] TopicError),
-    /// The log cannot be read.
-    #[error("cannot read {place}: {source}")]
-    Read {
-        /// Where the service stands.
-        place: Place,
-        /// The log's answer.
-        source: ReadError,
-    },
-    /// The positions contain records that the log does not have.
-    #[error(
-        "{path} has applied all before {place}, but the log ends at offset {end}: it is an older copy; restore the newer \
-         log, or name a new file to compute the positions afresh"
-    )]
-    AheadOfLog {
-        /// The positions database.
-        path: PathBuf,
-        /// Where it stands.
-        place: Place,
-        /// End of the partition.
-        end: Offset,
-    },
+pub enum Refused {
     /// A record of another type.
     #[error("{place} is of type {found}, not a fill (type 1): route other types to another topic")]
     NotAFill {
@@ -112,6 +74,34 @@ pub enum PositionsError {
     },
 }
 
+/// Why positions cannot be opened, or cannot go on. Nothing of the batch at hand was applied, unless it says otherwise.
+#[derive(Debug, thiserror::Error)]
+#[error("{source}{}", Remedy { path, source })]
+pub struct PositionsError {
+    /// The positions database.
+    pub path: PathBuf,
+    /// What stopped them.
+    pub source: Box<DeliveryError<Refused>>,
+}
+
+/// What to do about an error, where the one that knows it does not know that there is a positions database.
+struct Remedy<'a> {
+    path: &'a Path,
+    source: &'a DeliveryError<Refused>,
+}
+
+impl fmt::Display for Remedy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.source {
+            DeliveryError::Consumer(ConsumerError::AheadOfLog { .. }) => {
+                let path = self.path.display();
+                write!(f, "; or move {path} away to compute the positions afresh")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Positions {
     /// Opens the positions database at `path`, or makes it, and takes over all partitions of `topic` as the only member
     /// of `group`: an owner before is fenced.
@@ -125,14 +115,18 @@ impl Positions {
         group: &Name,
         topic: &Name,
     ) -> Result<Self, PositionsError> {
-        log.topic(topic)?; // before a database is made for nothing
-        let store = AtomicStore::open(path, &SCHEMA, MODE, log.id())?;
-        match Delivery::open(Mode::Atomic, AddUp, store, log, group, topic) {
-            Ok(delivery) => Ok(Self {
-                path: path.to_owned(),
-                delivery,
+        let open = || {
+            log.topic(topic)?; // before a database is made for nothing
+            let store = AtomicStore::open(path, &SCHEMA, MODE, log.id())?;
+            Delivery::open(Mode::Atomic, AddUp, store, log, group, topic)
+        };
+        let path = path.to_owned();
+        match open() {
+            Ok(delivery) => Ok(Self { path, delivery }),
+            Err(error) => Err(PositionsError {
+                path,
+                source: Box::new(error),
             }),
-            Err(error) => Err(PositionsError::of(error, path)),
         }
     }
 
@@ -158,7 +152,10 @@ impl Positions {
     ) -> Result<usize, PositionsError> {
         self.delivery
             .run_once(limit, hook)
-            .map_err(|error| PositionsError::of(error, &self.path))
+            .map_err(|error| PositionsError {
+                path: self.path.clone(),
+                source: Box::new(error),
+            })
     }
 
     /// Breaks the one-transaction rule on purpose: see [`Delivery::commit_in_two_transactions`].
@@ -169,55 +166,26 @@ impl Positions {
     }
 }
 
-impl PositionsError {
-    /// What stopped the positions at `path`.
-    fn of(error: DeliveryError<Self>, path: &Path) -> Self {
-        match error {
-            DeliveryError::Fenced(fenced) => Self::Fenced(fenced),
-            DeliveryError::Store(error) => Self::Store(error),
-            DeliveryError::Database(error) => Self::Database(error),
-            DeliveryError::Commit(error) => Self::Report(error),
-            DeliveryError::Topic(error) => Self::Topic(error),
-            DeliveryError::Handler(error) => error,
-            DeliveryError::Consumer(ConsumerError::AheadOfLog { place, end }) => Self::AheadOfLog {
-                path: path.to_owned(),
-                place,
-                end,
-            },
-            DeliveryError::Consumer(ConsumerError::BeforeStart { place, start }) => Self::Read {
-                source: ReadError::StartMoved {
-                    from: place.offset,
-                    to: start,
-                },
-                place,
-            },
-            DeliveryError::Consumer(ConsumerError::Read { place, source }) => {
-                Self::Read { place, source }
-            }
-        }
-    }
-}
-
 impl Handler for AddUp {
     type Message = Change;
-    type Error = PositionsError;
+    type Error = Refused;
 
-    fn read(&self, record: &Record<'_>, place: &Place) -> Result<Change, PositionsError> {
+    fn read(&self, record: &Record<'_>, place: &Place) -> Result<Change, Refused> {
         Change::read(record, place)
     }
 
     fn apply(
         &mut self,
-        tx: &Transaction<'_>,
+        tx: &mut Transaction<'_>,
         place: &Place,
         change: &Change,
-    ) -> Result<(), Abort<PositionsError>> {
+    ) -> Result<(), Abort<Refused>> {
         change.apply(tx, place)
     }
 }
 
 impl Change {
-    fn read(record: &Record<'_>, place: &Place) -> Result<Self, PositionsError> {
+    fn read(record: &Record<'_>, place: &Place) -> Result<Self, Refused> {
         match (record.control, record.identity) {
             (Some(Control::Gap { first, last }), Some(identity)) => {
                 Ok(Self::Hole(Missing::Publications {
@@ -232,28 +200,27 @@ impl Change {
             }
             (None, _) if record.kind == FILL => match Fill::decode(record.value) {
                 Ok(fill) => Ok(Self::Fill(fill)),
-                Err(source) => Err(PositionsError::Unreadable {
+                Err(source) => Err(Refused::Unreadable {
                     place: place.clone(),
                     source,
                 }),
             },
-            _ => Err(PositionsError::NotAFill {
+            _ => Err(Refused::NotAFill {
                 place: place.clone(),
                 found: record.kind,
             }),
         }
     }
 
-    fn apply(&self, tx: &Transaction<'_>, place: &Place) -> Result<(), Abort<PositionsError>> {
+    fn apply(&self, tx: &mut Transaction<'_>, place: &Place) -> Result<(), Abort<Refused>> {
         match self {
             Self::Fill(fill) => {
-                tables::add_fill(tx, fill).map_err(|abort| match abort {
-                    Abort::Sqlite(source) => Abort::Sqlite(source),
-                    Abort::Refused(source) => Abort::Refused(PositionsError::Inexact {
+                tables::add_fill(tx, fill).map_err(|abort| {
+                    abort.map_refused(|source| Refused::Inexact {
                         place: place.clone(),
                         fill: Box::new(fill.clone()),
                         source,
-                    }),
+                    })
                 })?;
             }
             Self::Hole(missing) => {
@@ -272,7 +239,7 @@ impl Change {
 
 #[cfg(test)]
 mod tests {
-    use teeline_core::Partition;
+    use teeline_core::{Offset, Partition};
     use teeline_log::{Headers, LogId};
 
     use super::*;
@@ -307,7 +274,10 @@ mod tests {
         let mut store = AtomicStore::open(&path, &SCHEMA, MODE, LogId(1)).unwrap();
         let mut owned = store.claim(&place.topic, place.partition, 1).unwrap();
         store
-            .apply(&mut owned, Offset(11), |tx| change.apply(tx, &place))
+            .apply(&mut owned, Offset(11), |tx| {
+                let applied = change.apply(tx, &place);
+                applied.map_err(|abort| abort.map_refused(DeliveryError::Handler))
+            })
             .unwrap();
         let hole = Hole {
             topic: "fills".into(),

@@ -8,7 +8,7 @@ use teeline_core::{Epoch, Offset, Partition, Sequence, SourceId};
 use teeline_log::sqlite::{Abort, DatabaseError, Schema};
 
 use super::{AccountPosition, Fill, Inexact};
-use crate::store::sqlite::{PartitionProgress, open_read_only, progress};
+use crate::store::{PartitionProgress, progress, sqlite::open_read_only};
 
 /// Permissions of a new positions database: what accounts hold is not for everybody.
 pub(super) const MODE: u32 = 0o640;

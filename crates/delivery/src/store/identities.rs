@@ -1,8 +1,8 @@
 #![doc = include_str!("../../../../docs/formats/identities.md")]
 
-use rusqlite::{Connection, Transaction, params, types::Type};
-use teeline_core::{Epoch, Identity, Partition, Sequence, SourceId};
+use teeline_core::{Epoch, Identity, Partition, Sequence};
 
+use super::sql::{Sql, Value};
 use crate::consumer::Place;
 
 /// The tables, for the schema of a database that is to know what it has applied.
@@ -43,9 +43,13 @@ pub struct Outstanding {
 ///
 /// # Errors
 ///
-/// SQLite's, when they are not.
-pub(crate) fn look_for_tables(connection: &Connection) -> rusqlite::Result<()> {
-    connection.prepare("SELECT 1 FROM applied, outstanding")?;
+/// The database's, when they are not.
+pub(crate) fn look_for_tables<S: Sql>(tx: &mut S) -> Result<(), S::Error> {
+    tx.rows(
+        "SELECT 1 FROM applied, outstanding LIMIT 1",
+        &[],
+        |_| Ok(()),
+    )?;
     Ok(())
 }
 
@@ -54,30 +58,28 @@ pub(crate) fn look_for_tables(connection: &Connection) -> rusqlite::Result<()> {
 ///
 /// # Errors
 ///
-/// SQLite's.
-pub fn note(
-    tx: &Transaction<'_>,
+/// The database's.
+pub fn note<S: Sql>(
+    tx: &mut S,
     place: &Place,
     identity: Option<Identity>,
-) -> rusqlite::Result<bool> {
-    let (source, epoch, sequence) = columns(place, identity);
-    let topic = place.topic.as_str();
-    let key = params![topic, place.partition.0, source, epoch, sequence];
-    let newer = tx
-        .prepare_cached(
-            "INSERT INTO applied VALUES (?1, ?2, ?3, ?4, ?5)
-             ON CONFLICT DO UPDATE SET last = excluded.last WHERE last < excluded.last",
-        )?
-        .execute(key)?;
+) -> Result<bool, S::Error> {
+    let source = source(identity);
+    let key = key(place, &source, identity);
+    let newer = tx.run(
+        "INSERT INTO applied VALUES (?1, ?2, ?3, ?4, ?5)
+         ON CONFLICT (topic, partition, source, epoch) DO UPDATE SET last = excluded.last
+         WHERE applied.last < excluded.last",
+        &key,
+    )?;
     if newer == 1 {
         return Ok(true);
     }
-    let settled = tx
-        .prepare_cached(
-            "DELETE FROM outstanding
-             WHERE topic = ?1 AND partition = ?2 AND source = ?3 AND epoch = ?4 AND sequence = ?5",
-        )?
-        .execute(key)?;
+    let settled = tx.run(
+        "DELETE FROM outstanding
+         WHERE topic = ?1 AND partition = ?2 AND source = ?3 AND epoch = ?4 AND sequence = ?5",
+        &key,
+    )?;
     Ok(settled == 1)
 }
 
@@ -86,16 +88,17 @@ pub fn note(
 ///
 /// # Errors
 ///
-/// SQLite's.
-pub fn set_aside(
-    tx: &Transaction<'_>,
+/// The database's.
+pub fn set_aside<S: Sql>(
+    tx: &mut S,
     place: &Place,
     identity: Option<Identity>,
-) -> rusqlite::Result<()> {
-    let (source, epoch, sequence) = columns(place, identity);
-    let topic = place.topic.as_str();
-    tx.prepare_cached("INSERT OR IGNORE INTO outstanding VALUES (?1, ?2, ?3, ?4, ?5)")?
-        .execute(params![topic, place.partition.0, source, epoch, sequence])?;
+) -> Result<(), S::Error> {
+    let source = source(identity);
+    tx.run(
+        "INSERT INTO outstanding VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO NOTHING",
+        &key(place, &source, identity),
+    )?;
     Ok(())
 }
 
@@ -103,41 +106,41 @@ pub fn set_aside(
 ///
 /// # Errors
 ///
-/// SQLite's.
-pub fn outstanding(connection: &Connection) -> rusqlite::Result<Vec<Outstanding>> {
+/// The database's.
+pub fn outstanding<S: Sql>(tx: &mut S) -> Result<Vec<Outstanding>, S::Error> {
     let sql = "SELECT topic, partition, source, epoch, sequence FROM outstanding
                ORDER BY topic, partition, source, epoch, sequence";
-    connection
-        .prepare_cached(sql)?
-        .query_map([], |row| {
-            let source = row.get_ref(2)?.as_str()?;
-            let identity = match source {
-                "" => None,
-                digits => Some(Identity {
-                    source: SourceId(u64::from_str_radix(digits, 16).map_err(|error| {
-                        rusqlite::Error::FromSqlConversionFailure(2, Type::Text, Box::new(error))
-                    })?),
-                    epoch: Epoch(row.get(3)?),
-                    sequence: Sequence(row.get(4)?),
-                }),
-            };
-            Ok(Outstanding {
-                topic: row.get(0)?,
-                partition: Partition(row.get(1)?),
-                identity,
-            })
-        })?
-        .collect()
-}
-
-/// Source, epoch and sequence as the tables have them.
-fn columns(place: &Place, identity: Option<Identity>) -> (String, u64, u64) {
-    match identity {
-        Some(Identity {
+    tx.rows(sql, &[], |row| {
+        let (epoch, sequence) = (Epoch(row.int(3)?), Sequence(row.int(4)?));
+        let identity = row.source(2)?.map(|source| Identity {
             source,
             epoch,
             sequence,
-        }) => (source.to_string(), epoch.0, sequence.0),
-        None => (String::new(), 0, place.offset.0 + 1),
-    }
+        });
+        Ok(Outstanding {
+            topic: row.text(0)?,
+            partition: Partition(row.int32(1)?),
+            identity,
+        })
+    })
+}
+
+/// The source as the tables have it.
+fn source(identity: Option<Identity>) -> String {
+    identity.map_or_else(String::new, |identity| identity.source.to_string())
+}
+
+/// Place and identity as the tables have them.
+fn key<'a>(place: &'a Place, source: &'a String, identity: Option<Identity>) -> [Value<'a>; 5] {
+    let (epoch, sequence) = match identity {
+        Some(identity) => (identity.epoch.0, identity.sequence.0),
+        None => (0, place.offset.0 + 1),
+    };
+    [
+        place.topic.as_str().into(),
+        place.partition.0.into(),
+        source.into(),
+        epoch.into(),
+        sequence.into(),
+    ]
 }

@@ -1,108 +1,24 @@
-//! The *atomic* mode over SQLite: state and next offset change in one transaction of the consumer's own database.
-//!
-//! A batch takes effect only where the partition's row says that it starts at the next offset and that no newer
-//! generation owns the partition. So a batch counts once, whatever is killed, and an owner that lost its partition while
-//! it was stopped changes nothing when it wakes up.
+//! SQLite as a consumer's database: built in, one file per group.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rusqlite::{Connection, OptionalExtension, Transaction, params};
-use teeline_core::{Name, Offset, Partition};
+use rusqlite::{
+    Row, ToSql, Transaction, params_from_iter,
+    types::{ToSqlOutput, Type, ValueRef},
+};
+use teeline_core::SourceId;
 use teeline_log::{
     LogId,
-    sqlite::{Abort, Database, DatabaseError, Schema},
+    sqlite::{Database as Sqlite, DatabaseError, Schema},
 };
 
-const PROGRESS: &str = "\
-CREATE TABLE progress (
-    log TEXT NOT NULL,
-    topic TEXT NOT NULL,
-    partition INTEGER NOT NULL CHECK (partition >= 0),
-    next INTEGER NOT NULL CHECK (next >= 0),
-    generation INTEGER NOT NULL CHECK (generation >= 0),
-    PRIMARY KEY (log, topic, partition)
-) STRICT, WITHOUT ROWID";
+use super::{
+    Abort, AtomicStore, Database, StoreError,
+    atomic::PROGRESS,
+    sql::{Columns, SourceText, Sql, Value},
+};
 
-/// A consumer's database: its own tables, and how far it is in each partition that it reads of one log.
-#[derive(Debug)]
-pub struct AtomicStore {
-    database: Database,
-    log: LogId,
-}
-
-/// One partition as its owner knows it. Another owner may have taken over; the store tells at the next batch.
-#[derive(Debug)]
-pub struct Ownership {
-    log: LogId,
-    topic: Name,
-    partition: Partition,
-    generation: u64,
-    next: Offset,
-}
-
-/// How far the state is in one partition.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PartitionProgress {
-    /// The log.
-    pub log: String,
-    /// The topic.
-    pub topic: String,
-    /// The partition.
-    pub partition: Partition,
-    /// The state covers all records before this offset, and none from it on.
-    pub next: Offset,
-    /// The newest generation that has owned the partition.
-    pub generation: u64,
-}
-
-/// Another owner has taken the partition over: the caller must stop. Nothing was changed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "partition {partition} of topic {topic} is fenced in {path}: this owner has generation {generation} and stands at \
-     offset {next}, on record are generation {generation_on_record} and offset {next_on_record}; it must stop, or, if it \
-     has just started, the log's groups are older than this database"
-)]
-pub struct Fenced {
-    /// The database.
-    pub path: PathBuf,
-    /// The topic.
-    pub topic: Name,
-    /// The partition.
-    pub partition: Partition,
-    /// The caller's generation.
-    pub generation: u64,
-    /// Where the caller's batch starts.
-    pub next: Offset,
-    /// The newest generation on record.
-    pub generation_on_record: u64,
-    /// The next offset on record.
-    pub next_on_record: Offset,
-}
-
-/// Why a store was not opened, or a partition not claimed.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// A newer generation owns the partition.
-    #[error(transparent)]
-    Fenced(#[from] Fenced),
-    /// The state was computed from another log, and must not be mixed with this one.
-    #[error(
-        "{path} holds state of log {found}, not of log {expected}: name the database of this log, or a new file"
-    )]
-    ForeignLog {
-        /// The database.
-        path: PathBuf,
-        /// The log that it follows.
-        found: String,
-        /// The log that the caller reads.
-        expected: LogId,
-    },
-    /// The database cannot be used.
-    #[error(transparent)]
-    Database(#[from] DatabaseError),
-}
-
-impl AtomicStore {
+impl AtomicStore<Sqlite> {
     /// Opens the database at `path` for state of `log`, or makes it with the tables of `schema` and the permissions
     /// `mode`.
     ///
@@ -115,15 +31,8 @@ impl AtomicStore {
         mode: u32,
         log: LogId,
     ) -> Result<Self, StoreError> {
-        let database = with_progress(schema, |schema| Database::open(path, schema, mode))?;
-        match database.read("open", |connection| foreign_log(connection, log))? {
-            Some(found) => Err(StoreError::ForeignLog {
-                path: path.to_owned(),
-                found,
-                expected: log,
-            }),
-            None => Ok(Self { database, log }),
-        }
+        let database = with_progress(schema, |schema| Sqlite::open(path, schema, mode))?;
+        Self::of(database, log)
     }
 
     /// Makes a database in memory alone, which ends with this value: for experiments in which a crash is simulated.
@@ -131,205 +40,9 @@ impl AtomicStore {
     /// # Errors
     ///
     /// See [`DatabaseError`].
-    pub fn in_memory(schema: &Schema<'_>, log: LogId) -> Result<Self, DatabaseError> {
-        let database = with_progress(schema, Database::in_memory)?;
-        Ok(Self { database, log })
+    pub fn in_memory(schema: &Schema<'_>, log: LogId) -> Result<Self, StoreError> {
+        Self::of(with_progress(schema, Sqlite::in_memory)?, log)
     }
-
-    /// Makes the caller the owner of a partition: first writes its `generation`, which fences all older ones, then reads
-    /// where the state stands. A partition that the database does not know starts at offset 0.
-    ///
-    /// # Errors
-    ///
-    /// See [`StoreError`].
-    pub fn claim(
-        &mut self,
-        topic: &Name,
-        partition: Partition,
-        generation: u64,
-    ) -> Result<Ownership, StoreError> {
-        let log = self.log;
-        let path = self.database.path().to_owned();
-        let mut ownership = Ownership {
-            log,
-            topic: topic.clone(),
-            partition,
-            generation,
-            next: Offset(0),
-        };
-        self.database.write("claim a partition in", |tx| {
-            // Two logs may have been first in a new file at once.
-            if let Some(found) = foreign_log(tx, log)? {
-                return Err(Abort::Refused(StoreError::ForeignLog {
-                    path,
-                    found,
-                    expected: log,
-                }));
-            }
-            let changed = tx.execute(
-                "INSERT INTO progress (log, topic, partition, next, generation) VALUES (?1, ?2, ?3, 0, ?4)
-                 ON CONFLICT DO UPDATE SET generation = excluded.generation WHERE generation <= excluded.generation",
-                params![log.to_string(), topic.as_str(), partition.0, generation],
-            )?;
-            if changed == 0 {
-                return Err(Abort::Refused(ownership.fenced(tx, path)?.into()));
-            }
-            (ownership.next, _) = ownership.on_record(tx)?;
-            Ok(())
-        })?;
-        Ok(ownership)
-    }
-
-    /// Runs `body`, which changes the consumer's tables, and moves the partition on to `next`, in one transaction: both
-    /// are durable when this returns `Ok`, and neither happened otherwise. `body` runs last before the commit.
-    ///
-    /// # Errors
-    ///
-    /// [`Fenced`] when another owner has taken over; what `body` returns; [`DatabaseError`].
-    ///
-    /// # Panics
-    ///
-    /// If `next` is not after the batch's start.
-    pub fn apply<T, E: From<Fenced> + From<DatabaseError>>(
-        &mut self,
-        ownership: &mut Ownership,
-        next: Offset,
-        body: impl FnOnce(&Transaction<'_>) -> Result<T, Abort<E>>,
-    ) -> Result<T, E> {
-        assert!(next > ownership.next, "a batch has at least one record");
-        let path = self.database.path().to_owned();
-        let value = self.database.write("apply a batch to", |tx| {
-            if !ownership.advance(tx, next)? {
-                return Err(Abort::Refused(ownership.fenced(tx, path)?.into()));
-            }
-            body(tx)
-        })?;
-        ownership.next = next;
-        Ok(value)
-    }
-
-    /// Runs `body`, which changes the consumer's tables, in one transaction, and leaves the offset where it is: for modes
-    /// that keep their offset elsewhere.
-    ///
-    /// # Errors
-    ///
-    /// What `body` returns; [`DatabaseError`].
-    pub fn change<T, E: From<DatabaseError>>(
-        &mut self,
-        body: impl FnOnce(&Transaction<'_>) -> Result<T, Abort<E>>,
-    ) -> Result<T, E> {
-        self.database.write("change the state in", body)
-    }
-
-    /// Runs `body` in one read transaction: all that it reads is of one moment.
-    ///
-    /// # Errors
-    ///
-    /// See [`DatabaseError`].
-    pub fn read<T>(
-        &self,
-        body: impl FnOnce(&Connection) -> rusqlite::Result<T>,
-    ) -> Result<T, DatabaseError> {
-        self.database.read("read", body)
-    }
-
-    /// How far the state is, by topic and partition.
-    ///
-    /// # Errors
-    ///
-    /// See [`DatabaseError`].
-    pub fn progress(&self) -> Result<Vec<PartitionProgress>, DatabaseError> {
-        self.database.read("read", progress)
-    }
-}
-
-impl Ownership {
-    /// The partition.
-    #[must_use]
-    pub fn partition(&self) -> Partition {
-        self.partition
-    }
-
-    /// The generation under which the partition was claimed.
-    #[must_use]
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// Where the next batch starts.
-    #[must_use]
-    pub fn next(&self) -> Offset {
-        self.next
-    }
-
-    /// Moves the partition's row to `next`, unless it has another owner or another offset.
-    fn advance(&self, tx: &Transaction<'_>, next: Offset) -> rusqlite::Result<bool> {
-        let sql = "UPDATE progress SET next = ?1, generation = ?2
-                   WHERE log = ?3 AND topic = ?4 AND partition = ?5 AND next = ?6 AND generation <= ?2";
-        let changed = tx.prepare_cached(sql)?.execute(params![
-            next.0,
-            self.generation,
-            self.log.to_string(),
-            self.topic.as_str(),
-            self.partition.0,
-            self.next.0,
-        ])?;
-        Ok(changed == 1)
-    }
-
-    fn on_record(&self, tx: &Transaction<'_>) -> rusqlite::Result<(Offset, u64)> {
-        tx.query_row(
-            "SELECT next, generation FROM progress WHERE log = ?1 AND topic = ?2 AND partition = ?3",
-            params![self.log.to_string(), self.topic.as_str(), self.partition.0],
-            |row| Ok((Offset(row.get(0)?), row.get(1)?)),
-        )
-    }
-
-    fn fenced(&self, tx: &Transaction<'_>, path: PathBuf) -> rusqlite::Result<Fenced> {
-        let (next_on_record, generation_on_record) = self.on_record(tx)?;
-        Ok(Fenced {
-            path,
-            topic: self.topic.clone(),
-            partition: self.partition,
-            generation: self.generation,
-            next: self.next,
-            generation_on_record,
-            next_on_record,
-        })
-    }
-}
-
-/// How far the state is, by log, topic and partition.
-///
-/// # Errors
-///
-/// SQLite's.
-pub fn progress(connection: &Connection) -> rusqlite::Result<Vec<PartitionProgress>> {
-    connection
-        .prepare_cached(
-            "SELECT log, topic, partition, next, generation FROM progress ORDER BY log, topic, partition",
-        )?
-        .query_map([], |row| {
-            Ok(PartitionProgress {
-                log: row.get(0)?,
-                topic: row.get(1)?,
-                partition: Partition(row.get(2)?),
-                next: Offset(row.get(3)?),
-                generation: row.get(4)?,
-            })
-        })?
-        .collect()
-}
-
-/// The log that the state is of, if it is another one than `log`.
-fn foreign_log(connection: &Connection, log: LogId) -> rusqlite::Result<Option<String>> {
-    connection
-        .query_row(
-            "SELECT log FROM progress WHERE log <> ?1 LIMIT 1",
-            [log.to_string()],
-            |row| row.get(0),
-        )
-        .optional()
 }
 
 /// Opens the database at `path` for reading only, whatever log it is of.
@@ -337,14 +50,147 @@ fn foreign_log(connection: &Connection, log: LogId) -> rusqlite::Result<Option<S
 /// # Errors
 ///
 /// See [`DatabaseError`].
-pub fn open_read_only(path: &Path, schema: &Schema<'_>) -> Result<Database, DatabaseError> {
-    with_progress(schema, |schema| Database::open_read_only(path, schema))
+pub fn open_read_only(path: &Path, schema: &Schema<'_>) -> Result<Sqlite, DatabaseError> {
+    with_progress(schema, |schema| Sqlite::open_read_only(path, schema))
 }
 
-fn with_progress<T>(schema: &Schema<'_>, open: impl FnOnce(&Schema<'_>) -> T) -> T {
+pub(super) fn with_progress<T>(schema: &Schema<'_>, open: impl FnOnce(&Schema<'_>) -> T) -> T {
     let tables = [&[PROGRESS], schema.tables].concat();
     open(&Schema {
         tables: &tables,
         ..*schema
     })
+}
+
+impl Database for Sqlite {
+    type Tx<'t> = Transaction<'t>;
+    type Failure = rusqlite::Error;
+
+    fn name(&self) -> String {
+        self.path().display().to_string()
+    }
+
+    fn write<T, E: From<StoreError>>(
+        &mut self,
+        operation: &'static str,
+        body: impl FnOnce(&mut Transaction<'_>) -> Result<T, Abort<E>>,
+    ) -> Result<T, E> {
+        /// The log's crate knows its own error, the caller theirs.
+        enum Failed<E> {
+            Database(DatabaseError),
+            Own(E),
+        }
+        impl<E> From<DatabaseError> for Failed<E> {
+            fn from(error: DatabaseError) -> Self {
+                Self::Database(error)
+            }
+        }
+        let written = Sqlite::write(self, operation, |tx| {
+            body(tx).map_err(|abort| abort.map_refused(Failed::Own))
+        });
+        written.map_err(|failed| match failed {
+            Failed::Database(error) => StoreError::from(error).into(),
+            Failed::Own(reason) => reason,
+        })
+    }
+
+    fn read<T>(
+        &mut self,
+        operation: &'static str,
+        body: impl FnOnce(&mut Transaction<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        Ok(Sqlite::read(self, operation, body)?)
+    }
+}
+
+impl Sql for Transaction<'_> {
+    type Error = rusqlite::Error;
+
+    fn run(&mut self, sql: &str, params: &[Value<'_>]) -> rusqlite::Result<u64> {
+        let changed = self
+            .prepare_cached(sql)?
+            .execute(params_from_iter(params))?;
+        Ok(changed as u64)
+    }
+
+    fn rows<T>(
+        &mut self,
+        sql: &str,
+        params: &[Value<'_>],
+        mut read: impl FnMut(&dyn Columns<rusqlite::Error>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Vec<T>> {
+        self.prepare_cached(sql)?
+            .query_map(params_from_iter(params), |row| read(row))?
+            .collect()
+    }
+
+    fn exclude(&mut self, _key: &[u8]) -> rusqlite::Result<()> {
+        Ok(())
+    }
+
+    fn make_table(&mut self, table: &str) -> rusqlite::Result<()> {
+        let name = super::sql::table_name(table);
+        let known: bool = self.query_row(
+            "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = ?1)",
+            [name],
+            |row| row.get(0),
+        )?;
+        if !known {
+            self.execute_batch(table)?;
+        }
+        Ok(())
+    }
+}
+
+impl ToSql for Value<'_> {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        match self {
+            Self::Int(Some(number)) => match i64::try_from(*number) {
+                Ok(number) => Ok(ToSqlOutput::Owned(number.into())),
+                Err(error) => Err(rusqlite::Error::ToSqlConversionFailure(Box::new(error))),
+            },
+            Self::Text(Some(text)) => Ok(ToSqlOutput::Borrowed(ValueRef::Text(text.as_bytes()))),
+            Self::Bytes(Some(bytes)) => Ok(ToSqlOutput::Borrowed(ValueRef::Blob(bytes))),
+            Self::Int(None) | Self::Text(None) | Self::Bytes(None) => {
+                Ok(ToSqlOutput::Borrowed(ValueRef::Null))
+            }
+        }
+    }
+}
+
+impl Columns<rusqlite::Error> for Row<'_> {
+    fn int_or_null(&self, column: usize) -> rusqlite::Result<Option<u64>> {
+        self.get(column)
+    }
+
+    fn int(&self, column: usize) -> rusqlite::Result<u64> {
+        self.get(column)
+    }
+
+    fn int32(&self, column: usize) -> rusqlite::Result<u32> {
+        self.get(column)
+    }
+
+    fn int16(&self, column: usize) -> rusqlite::Result<u16> {
+        self.get(column)
+    }
+
+    fn text(&self, column: usize) -> rusqlite::Result<String> {
+        self.get(column)
+    }
+
+    fn bytes_or_null(&self, column: usize) -> rusqlite::Result<Option<Vec<u8>>> {
+        self.get(column)
+    }
+
+    fn source(&self, column: usize) -> rusqlite::Result<Option<SourceId>> {
+        match SourceText::parse(self.get_ref(column)?.as_str()?) {
+            Ok(SourceText(source)) => Ok(source),
+            Err(error) => Err(rusqlite::Error::FromSqlConversionFailure(
+                column,
+                Type::Text,
+                error,
+            )),
+        }
+    }
 }

@@ -7,7 +7,10 @@ mod refusals;
 
 use rusqlite::Connection;
 use teeline_core::Offset;
-use teeline_delivery::positions::{Positions, PositionsError, Snapshot};
+use teeline_delivery::{
+    mode::DeliveryError,
+    positions::{Positions, Snapshot},
+};
 
 use day::Day;
 
@@ -77,9 +80,15 @@ fn a_zombie_is_told_to_stop_and_changes_nothing() {
     let mut zombie = day.open().unwrap();
     zombie.run_once(5).unwrap();
     let mut heir = day.open().unwrap();
-    assert!(matches!(zombie.run_once(5), Err(PositionsError::Fenced(_))));
+    assert!(matches!(
+        *zombie.run_once(5).unwrap_err().source,
+        DeliveryError::Fenced(_)
+    ));
     heir.run_once(5).unwrap();
-    assert!(matches!(zombie.run_once(5), Err(PositionsError::Fenced(_))));
+    assert!(matches!(
+        *zombie.run_once(5).unwrap_err().source,
+        DeliveryError::Fenced(_)
+    ));
     day.assert_consistent();
     run_to_end(&mut heir, 5);
     day.assert_finished();

@@ -4,7 +4,11 @@ use std::{fs, path::Path};
 
 use rust_decimal::Decimal;
 use teeline_core::{Offset, Partition};
-use teeline_delivery::positions::{FILL, Fill, Positions, PositionsError, Side};
+use teeline_delivery::{
+    consumer::ConsumerError,
+    mode::DeliveryError,
+    positions::{FILL, Fill, Positions, Side},
+};
 use teeline_log::Log;
 
 use super::{
@@ -89,7 +93,7 @@ fn positions_of_another_log_are_refused() {
         &name("fills"),
     )
     .unwrap_err();
-    assert!(matches!(error, PositionsError::Store(_)), "{error}");
+    assert!(matches!(*error.source, DeliveryError::Store(_)), "{error}");
     let expected = format!(
         "{} holds state of log {}, not of log {}",
         one.database.display(),
@@ -113,14 +117,20 @@ fn positions_ahead_of_an_older_copy_of_the_log_are_refused() {
     let error =
         Positions::open(&day.database, &older, &name("positions"), &name("fills")).unwrap_err();
     assert!(
-        matches!(error, PositionsError::AheadOfLog { .. }),
-        "{error}"
-    );
-    assert!(
-        error.to_string().contains(
-            "has applied all before offset 6 of partition 0 of topic fills, but the log ends at offset 3"
+        matches!(
+            *error.source,
+            DeliveryError::Consumer(ConsumerError::AheadOfLog { .. })
         ),
         "{error}"
+    );
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "all before offset 6 of partition 0 of topic fills was read before, but the partition ends at offset 3: the log \
+             is an older copy; restore the newer one, or seek to offset 3 to take what comes there for new; or move {} away \
+             to compute the positions afresh",
+            day.database.display()
+        )
     );
 }
 

@@ -376,6 +376,23 @@ pub struct Headers<'a> {
 }
 
 impl<'a> Headers<'a> {
+    /// Headers as they stand in a record: what [`as_bytes`](Self::as_bytes) returned.
+    ///
+    /// # Errors
+    ///
+    /// When the bytes are no headers.
+    pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, Flaw> {
+        let headers = Self { bytes };
+        headers.check()?;
+        Ok(headers)
+    }
+
+    /// The headers as they stand in a record, for whoever stores a record elsewhere.
+    #[must_use]
+    pub fn as_bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     fn split(bytes: &'a [u8]) -> Option<(Header<'a>, &'a [u8])> {
         let (name_bytes, rest) = bytes.split_first_chunk::<2>()?;
         let (value_bytes, rest) = rest.split_first_chunk::<2>()?;

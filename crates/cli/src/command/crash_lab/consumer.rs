@@ -21,12 +21,9 @@ use teeline_delivery::{
     positions::{
         AccountPosition, Fill, FillError, Inexact, POSITIONS_TABLE, add_fill, all_positions,
     },
-    store::{identities, sqlite::AtomicStore},
+    store::{Abort, AtomicStore, StoreError, identities},
 };
-use teeline_log::{
-    Access, Log, LogOptions, Record,
-    sqlite::{Abort, Schema},
-};
+use teeline_log::{Access, Log, LogOptions, Record, sqlite::Schema};
 
 use super::day::{BATCH, Day, LOG, options, topic};
 use crate::output::{Answer, Failure};
@@ -107,16 +104,15 @@ impl Handler for Count {
 
     fn apply(
         &mut self,
-        tx: &Transaction<'_>,
+        tx: &mut Transaction<'_>,
         place: &Place,
         fill: &Fill,
     ) -> Result<(), Abort<CountError>> {
-        add_fill(tx, fill).map_err(|abort| match abort {
-            Abort::Sqlite(source) => Abort::Sqlite(source),
-            Abort::Refused(source) => Abort::Refused(CountError::Inexact {
+        add_fill(tx, fill).map_err(|abort| {
+            abort.map_refused(|source| CountError::Inexact {
                 place: place.clone(),
                 source,
-            }),
+            })
         })?;
         tx.prepare_cached(
             "INSERT INTO reached VALUES (?1, 1) ON CONFLICT DO UPDATE SET times = times + 1",
@@ -200,13 +196,13 @@ impl Lives {
     }
 
     /// The state that the lives so far have left.
-    pub(super) fn state(&self, day: &Day, group: &Name) -> Result<State, Failure> {
+    pub(super) fn state(&mut self, day: &Day, group: &Name) -> Result<State, Failure> {
         match self {
-            Self::Simulated(Some(store)) => store.read(State::read),
+            Self::Simulated(Some(store)) => store.read(|tx| State::read(tx)),
             Self::Simulated(None) => unreachable!("whoever asks has let it live"),
             Self::Processes { .. } => open(&day.dir, &day.log, group)
                 .map_err(Failure::new)?
-                .read(State::read),
+                .read(|tx| State::read(tx)),
         }
         .map_err(Failure::new)
     }
@@ -225,11 +221,7 @@ impl State {
 }
 
 /// The database of one group's consumers.
-fn open(
-    dir: &Path,
-    log: &Log,
-    group: &Name,
-) -> Result<AtomicStore, teeline_delivery::store::sqlite::StoreError> {
+fn open(dir: &Path, log: &Log, group: &Name) -> Result<AtomicStore, StoreError> {
     let path = dir.join(format!("{group}.db"));
     AtomicStore::open(&path, &SCHEMA, DATABASE_MODE, log.id())
 }
