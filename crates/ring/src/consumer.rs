@@ -9,10 +9,12 @@ use crate::{
     error::{AttachError, PollError},
     frame::Frame,
     info::RingInfo,
+    membership::{self, LossAccount, Lost},
     memory::Mapped,
     producer::AttachOptions,
     reader::Reader,
-    region,
+    region::{self, Region},
+    viewer::Join,
 };
 
 /// A reliable consumer: sees every frame in order, and holds the producer back until it has released them. Reading and
@@ -26,6 +28,7 @@ pub struct Consumer {
     control: Mapped,
     ring: RingInfo,
     name: Name,
+    losses: LossAccount,
     _lock: OfdLock,
 }
 
@@ -33,15 +36,62 @@ impl Consumer {
     /// Attaches to the ring in directory `dir` as the reliable consumer `name`, and takes over from one that died.
     ///
     /// # Errors
-    /// When there is no such ring, or it has no consumer of that name, or somebody alive has the name, or it is damaged.
+    /// When there is no such ring, or it has no consumer of that name, or somebody alive has the name, or the consumer was
+    /// evicted, or the ring is damaged.
     pub fn attach(
         dir: impl AsRef<Path>,
         name: &Name,
         options: &AttachOptions,
     ) -> Result<Self, AttachError> {
-        region::with_current(dir.as_ref(), |region| {
-            let (reader, control, lock) = region.take_over_consumer(name, options.takeover_wait)?;
+        Self::attach_as(dir.as_ref(), name, |region| {
+            region.take_over_consumer(name, options.takeover_wait)
+        })
+    }
+
+    /// Attaches as the reliable consumer `name`, which joins the ring in one of its spare slots if it did not before: from
+    /// then on it holds the producer back, whether it is attached or not, until it is [evicted](crate::evict).
+    ///
+    /// It begins where `from` says if it is new, and where it was if not. When the message of a sequence is not published
+    /// yet, it begins behind the newest one; when it was written over, what is missing is told by [`lost`](Self::lost).
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach), and when no slot is left.
+    pub fn join(
+        dir: impl AsRef<Path>,
+        name: &Name,
+        from: Join,
+        options: &AttachOptions,
+    ) -> Result<Self, AttachError> {
+        Self::attach_as(dir.as_ref(), name, |region| {
+            region.join(name, from, options.takeover_wait)
+        })
+    }
+
+    /// Attaches as a reliable consumer that was evicted: the producer counts it again, from where it was if that is still
+    /// there, else from as far back as is safe. What it has lost by that is told by [`lost`](Self::lost). If it was not
+    /// evicted, this is as [`attach`](Self::attach).
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn rejoin(
+        dir: impl AsRef<Path>,
+        name: &Name,
+        options: &AttachOptions,
+    ) -> Result<Self, AttachError> {
+        Self::attach_as(dir.as_ref(), name, |region| {
+            region.rejoin(name, options.takeover_wait)
+        })
+    }
+
+    fn attach_as(
+        dir: &Path,
+        name: &Name,
+        mut take_over: impl FnMut(&Region) -> Result<(Reader<Mapped>, Mapped, OfdLock), AttachError>,
+    ) -> Result<Self, AttachError> {
+        region::with_current(dir, |region| {
+            let (reader, control, lock) = take_over(region)?;
             Ok(Self {
+                losses: membership::account(reader.page()),
                 reader,
                 control,
                 ring: RingInfo::new(region.descriptor()),
@@ -49,6 +99,20 @@ impl Consumer {
                 _lock: lock,
             })
         })
+    }
+
+    /// The messages that are lost in front of the next one: while this consumer was evicted, or before it joined. Told to
+    /// each one that attaches, until one has released something behind them: together with what is delivered they make up
+    /// what was published.
+    #[must_use]
+    pub fn lost(&self) -> Option<Lost> {
+        self.losses.pending
+    }
+
+    /// What this consumer has lost since the ring was created, and all that had its name before.
+    #[must_use]
+    pub fn losses(&self) -> LossAccount {
+        self.losses
     }
 
     /// Hands up to `limit` frames to `handler`, in order, and releases them, with all that was peeked at before. Returns

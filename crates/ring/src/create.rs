@@ -26,6 +26,7 @@ pub struct RingOptions {
     capacity: u64,
     alignment: Alignment,
     consumers: Vec<Name>,
+    spares: u32,
     stamped: bool,
     mode: u32,
     group: Option<u32>,
@@ -41,6 +42,7 @@ impl RingOptions {
             capacity: 1 << 20,
             alignment: Alignment::default(),
             consumers: Vec::new(),
+            spares: 0,
             stamped: false,
             mode: 0o600,
             group: None,
@@ -65,6 +67,13 @@ impl RingOptions {
     #[must_use]
     pub fn consumer(mut self, name: Name) -> Self {
         self.consumers.push(name);
+        self
+    }
+
+    /// Slots for reliable consumers that join later, by whatever name. With those named at creation there are eight at most.
+    #[must_use]
+    pub fn spares(mut self, slots: u32) -> Self {
+        self.spares = slots;
         self
     }
 
@@ -118,6 +127,7 @@ impl RingOptions {
             geometry: self.geometry()?,
             created_wall_ns: clock.wall_ns(),
             consumers: self.consumers.clone(),
+            spares: self.spares,
         };
 
         let ring = region.file(layout::file::RING, layout::RING_BYTES as u64, read_mode)?;
@@ -136,8 +146,8 @@ impl RingOptions {
         };
         role(layout::file::PRODUCER, RoleKind::Producer, read_mode)?;
         role(layout::file::DOORBELL, RoleKind::Doorbell, consumer_mode)?;
-        for (slot, name) in (0..).zip(&descriptor.consumers) {
-            let file = layout::file::consumer(name);
+        for slot in 0..descriptor.slots() {
+            let file = descriptor.slot_file(slot);
             role(&file, RoleKind::Consumer { slot }, consumer_mode)?;
         }
         match region.publish() {
@@ -185,8 +195,9 @@ impl RingOptions {
         self.geometry()?;
         let consumers = &self.consumers;
         let twice = |name: &Name| consumers.iter().filter(|other| *other == name).count() > 1;
-        let wrong = if consumers.len() > RELIABLE_CONSUMERS_MAX {
-            "it can have 8 reliable consumers at most"
+        let spares = usize::try_from(self.spares).unwrap_or(usize::MAX);
+        let wrong = if consumers.len().saturating_add(spares) > RELIABLE_CONSUMERS_MAX {
+            "it can have 8 reliable consumers at most, spare slots included"
         } else if consumers.iter().any(twice) {
             "two consumers have the same name"
         } else if self.mode & !0o664 != 0 || self.mode & 0o600 != 0o600 {
@@ -200,14 +211,25 @@ impl RingOptions {
     fn check_same(&self, dir: &Path, found: &Descriptor) -> Result<Epoch, CreateError> {
         let same = found.source == self.source
             && found.geometry == self.geometry()?
-            && found.consumers == self.consumers;
+            && found.consumers == self.consumers
+            && found.spares == self.spares;
         if same {
             return Ok(found.epoch);
         }
         Err(CreateError::Different {
             dir: dir.to_owned(),
-            found: fingerprint(&found.source, &found.geometry, &found.consumers),
-            wanted: fingerprint(&self.source, &self.geometry()?, &self.consumers),
+            found: fingerprint(
+                &found.source,
+                &found.geometry,
+                &found.consumers,
+                found.spares,
+            ),
+            wanted: fingerprint(
+                &self.source,
+                &self.geometry()?,
+                &self.consumers,
+                self.spares,
+            ),
         })
     }
 
@@ -224,10 +246,15 @@ impl RingOptions {
 }
 
 /// What makes two rings the same, for people.
-fn fingerprint(source: &SourceName, geometry: &Geometry, consumers: &[Name]) -> String {
+fn fingerprint(
+    source: &SourceName,
+    geometry: &Geometry,
+    consumers: &[Name],
+    spares: u32,
+) -> String {
     let consumers: Vec<&str> = consumers.iter().map(Name::as_str).collect();
     format!(
-        "source {source}, {} bytes on {}, {}, for {}",
+        "source {source}, {} bytes on {}, {}, for {}{}",
         geometry.capacity(),
         geometry.alignment().bytes(),
         if geometry.stamped() {
@@ -239,6 +266,11 @@ fn fingerprint(source: &SourceName, geometry: &Geometry, consumers: &[Name]) -> 
             "observers alone".to_owned()
         } else {
             consumers.join(" and ")
+        },
+        match spares {
+            0 => String::new(),
+            1 => " and a spare slot".to_owned(),
+            _ => format!(" and {spares} spare slots"),
         }
     )
 }

@@ -28,6 +28,8 @@ pub enum Part {
     Producer,
     /// The file of one consumer: the position it has released.
     Consumer(Name),
+    /// The file of a slot that was spare at creation: who joined there, and the position it has released.
+    Spare(u32),
     /// The consumer's own page, seen by itself.
     ConsumerPage,
     /// The file `doorbell`.
@@ -44,6 +46,7 @@ impl fmt::Display for Part {
             Self::Frame(position) => write!(f, "frame at position {position} (file `data`)"),
             Self::Producer => f.write_str("file `producer`"),
             Self::Consumer(name) => write!(f, "page of consumer {name} (file `consumer.{name}`)"),
+            Self::Spare(slot) => write!(f, "page of a spare slot (file `spare.{slot}`)"),
             Self::ConsumerPage => f.write_str("page of this consumer"),
             Self::Doorbell => f.write_str("file `doorbell`"),
         }
@@ -182,6 +185,8 @@ pub enum Role {
     Producer,
     /// The reliable consumer of that name.
     Consumer(Name),
+    /// Whoever is just taking a spare slot.
+    Spare(u32),
 }
 
 impl fmt::Display for Role {
@@ -189,6 +194,7 @@ impl fmt::Display for Role {
         match self {
             Self::Producer => f.write_str("producer"),
             Self::Consumer(name) => write!(f, "consumer {name}"),
+            Self::Spare(slot) => write!(f, "consumer in spare slot {slot}"),
         }
     }
 }

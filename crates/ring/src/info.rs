@@ -64,6 +64,12 @@ impl RingInfo {
         &self.0.consumers
     }
 
+    /// How many slots it has for reliable consumers that join later, taken or not.
+    #[must_use]
+    pub fn spares(&self) -> u32 {
+        self.0.spares
+    }
+
     /// When it was created, in nanoseconds since the Unix epoch: for people.
     #[must_use]
     pub fn created_wall_ns(&self) -> u64 {

@@ -17,6 +17,7 @@ use crate::{
     error::{AttachError, Damage, Part},
     frame::{Frame, Located, copy, locate},
     layout::{self, Descriptor, producer_page},
+    membership::{LossAccount, Standing, account},
     memory::{Mapped, Memory},
     ownership::{End, Mark, Marks},
     reader::stored,
@@ -52,8 +53,10 @@ pub struct RingIdentity {
     pub stamped: bool,
     /// Nanoseconds since the Unix epoch, at creation.
     pub created_wall_ns: u64,
-    /// Its reliable consumers.
+    /// The reliable consumers that were named at its creation.
     pub consumers: Vec<Name>,
+    /// How many slots it has for others that join later.
+    pub spares: u32,
     /// Whether it was removed, or its removal begun.
     pub retired: bool,
 }
@@ -71,8 +74,10 @@ pub struct RingStat {
     pub announced: Position,
     /// The producer.
     pub producer: RoleStat,
-    /// The consumers, by slot.
+    /// The consumers, by slot; those that joined later, too.
     pub consumers: Vec<ConsumerStat>,
+    /// Slots that are nobody's yet.
+    pub free_slots: usize,
 }
 
 /// Whether somebody has a role.
@@ -89,6 +94,10 @@ pub struct RoleStat {
 pub struct ConsumerStat {
     /// Its name.
     pub name: Name,
+    /// Whether the producer counts it.
+    pub standing: Standing,
+    /// What it has lost.
+    pub losses: LossAccount,
     /// Where the first frame lies that it did not release.
     pub position: Position,
     /// The last sequence that it released; [`Sequence::NONE`] when none.
@@ -155,12 +164,19 @@ pub fn stat(dir: impl AsRef<Path>) -> Result<RingStat, AttachError> {
 
     // The consumers first: what they released was published then, so that no lag comes out negative.
     let mut consumers = Vec::new();
-    for (slot, name) in region.slots() {
-        let page = region.consumer_page(slot)?;
+    let mut free_slots = 0;
+    for slot in region.slots() {
+        let page = region.slot_page(slot)?;
+        let Some((name, standing)) = region.member(slot, &page)? else {
+            free_slots += 1;
+            continue;
+        };
         let released = stable(&page);
-        let file = region.consumer_file(slot, false)?;
+        let file = region.slot_file(slot, false)?;
         consumers.push(ConsumerStat {
-            name: name.clone(),
+            name,
+            standing,
+            losses: account(&page),
             position: Position(released.0),
             last_released: Sequence(released.1),
             lag: 0,
@@ -180,6 +196,7 @@ pub fn stat(dir: impl AsRef<Path>) -> Result<RingStat, AttachError> {
         announced: Position(announced),
         producer,
         consumers,
+        free_slots,
     })
 }
 
@@ -229,6 +246,20 @@ pub fn dump(
         }
         cursor = behind(&located);
     }
+}
+
+/// Where the published frames of a ring end.
+pub(crate) fn end(region: &Region) -> Result<End, AttachError> {
+    let (control, data) = (region.control(false)?, region.data(false)?);
+    let descriptor = region.descriptor();
+    let surveyed = survey(
+        &descriptor.geometry,
+        &control,
+        &data,
+        descriptor.first_sequence,
+    );
+    let (end, _) = surveyed.map_err(|damage| region.damaged(damage))?;
+    Ok(end)
 }
 
 /// Where the published frames of a ring end, whose producer may be publishing meanwhile; and what it has announced.
@@ -342,6 +373,7 @@ fn identity(descriptor: &Descriptor, retired: bool) -> RingIdentity {
         stamped: descriptor.geometry.stamped(),
         created_wall_ns: descriptor.created_wall_ns,
         consumers: descriptor.consumers.clone(),
+        spares: descriptor.spares,
         retired,
     }
 }

@@ -47,6 +47,11 @@ pub mod file {
     pub fn consumer(name: &Name) -> String {
         format!("consumer.{name}")
     }
+
+    /// Page and lock of a slot for a consumer that joins later.
+    pub fn spare(slot: u32) -> String {
+        format!("spare.{slot}")
+    }
 }
 
 /// File `ring`: three pages.
@@ -54,8 +59,7 @@ pub const RING_BYTES: usize = 3 * PAGE_BYTES;
 /// Files `producer`, `doorbell`, `consumer.NAME`: one page.
 pub const ROLE_BYTES: usize = PAGE_BYTES;
 
-/// File `ring`, page 0: written at creation. The slots of consumers carry checksums of their own, so that one can be
-/// filled later without touching the others.
+/// File `ring`, page 0: written at creation. The slots of consumers carry checksums of their own.
 pub mod descriptor {
     pub const MAGIC: usize = 0;
     pub const VERSION: usize = MAGIC + 8;
@@ -89,10 +93,12 @@ pub mod consumer_slot {
     pub const CHECKSUM: usize = STATE + 4;
     pub const BYTES: usize = 128; // behind 56 reserved bytes
 
-    /// Nobody's: all bytes of the slot are zero.
-    pub const STATE_SPARE: u32 = 0;
-    /// A reliable consumer's: the producer counts it.
-    pub const STATE_COUNTED: u32 = 1;
+    /// Not there: all bytes of the slot are zero.
+    pub const STATE_NONE: u32 = 0;
+    /// A reliable consumer's, named at creation.
+    pub const STATE_NAMED: u32 = 1;
+    /// For a consumer that joins later: no name here, its file has it.
+    pub const STATE_SPARE: u32 = 2;
 
     const _: () = assert!(NAME == 0 && STATE == 64 && CHECKSUM == 68 && BYTES == 128);
     const _: () = assert!(
@@ -127,13 +133,11 @@ pub mod producer_page {
 pub mod life_page {
     pub const PAGE: usize = 2 * super::PAGE_BYTES;
     pub const RETIRED: usize = PAGE;
-    /// How often a consumer slot was added or evicted. Reserved: 0.
-    pub const SLOTS_CHANGED: usize = RETIRED + 8;
 
     pub const RETIRED_NO: u64 = 0;
     pub const RETIRED_YES: u64 = 1;
 
-    const _: () = assert!(RETIRED == 8192 && SLOTS_CHANGED == 8200);
+    const _: () = assert!(RETIRED == 8192);
 }
 
 /// What every role's file begins with, behind the owner's note that its lock keeps for people.
@@ -155,7 +159,7 @@ pub mod role {
     const _: () = assert!(teeline_os::lock::OWNER_NOTE_BYTES == MAGIC - OWNER_NOTE);
 }
 
-/// Body of a file `consumer.NAME`: one cache line, written by the consumer.
+/// Body of a file `consumer.NAME` or `spare.N`, written by whoever holds its lock: the consumer, or who evicts it.
 pub mod consumer_page {
     pub const SELECTOR: usize = super::role::BODY;
     pub const ENTRIES: [usize; 2] = [SELECTOR + 16, SELECTOR + 32]; // behind 8 reserved bytes
@@ -163,12 +167,38 @@ pub mod consumer_page {
     pub const POSITION: usize = 0;
     /// Within an entry.
     pub const SEQUENCE: usize = 8;
-    /// Reserved for eviction: 0, the producer counts the consumer.
-    pub const EVICTED: usize = super::role::BODY + 128;
+    /// Whether the producer counts the consumer.
+    pub const STANDING: usize = super::role::BODY + 128;
+    /// How many losses were entered; its lowest bit says which entry holds.
+    pub const LOSS_SELECTOR: usize = STANDING + 64;
+    pub const LOSSES: [usize; 2] = [LOSS_SELECTOR + 64, LOSS_SELECTOR + 128];
+    pub const LOSS_BYTES: usize = 40;
+    /// Within a loss: where the consumer goes on.
+    pub const LOSS_POSITION: usize = 0;
+    pub const LOSS_FIRST: usize = 8;
+    pub const LOSS_LAST: usize = 16;
+    /// Within a loss: sums of those before it.
+    pub const LOSS_MESSAGES_BEFORE: usize = 24;
+    pub const LOSS_EVENTS_BEFORE: usize = 32;
+    /// Who has a slot that was spare.
+    pub const MEMBER: usize = LOSSES[1] + 64;
+    pub const MEMBER_CHECKSUM: usize = MEMBER + super::NAME_FIELD_BYTES;
+
+    /// The producer counts the consumer.
+    pub const STANDING_COUNTED: u64 = 0;
+    /// The producer does not count it any more: it has to rejoin.
+    pub const STANDING_EVICTED: u64 = 1;
+    /// It asks to be counted, and does not know yet from where on.
+    pub const STANDING_JOINING: u64 = 2;
+    /// The slot is nobody's.
+    pub const STANDING_FREE: u64 = 3;
 
     const _: () = assert!(SELECTOR == 256 && ENTRIES[0] == 272 && ENTRIES[1] == 288);
     const _: () = assert!(ENTRIES[1] + 16 <= SELECTOR + 64, "one cache line");
-    const _: () = assert!(EVICTED == 384);
+    const _: () = assert!(STANDING == 384 && LOSS_SELECTOR == 448);
+    const _: () = assert!(LOSSES[0] == 512 && LOSSES[1] == 576 && LOSS_BYTES <= 64);
+    const _: () = assert!(LOSS_EVENTS_BEFORE + 8 == LOSS_BYTES);
+    const _: () = assert!(MEMBER == 640 && MEMBER_CHECKSUM == 704);
 }
 
 /// Body of the file `doorbell`.
@@ -203,8 +233,10 @@ pub struct Descriptor {
     pub first_sequence: Sequence,
     pub geometry: Geometry,
     pub created_wall_ns: u64,
-    /// By slot; spare slots come last.
+    /// Those named at creation, by slot.
     pub consumers: Vec<Name>,
+    /// How many slots behind them are for consumers that join later.
+    pub spares: u32,
 }
 
 /// Why the first page of a file `ring` is not read.
@@ -245,17 +277,48 @@ impl Descriptor {
         put_u64(&mut *page, at::CREATED_WALL_NS, self.created_wall_ns);
         put_name(&mut *page, at::SOURCE_NAME, &self.source);
         put_checksum(&mut *page, 0, at::CHECKSUM);
-        for (slot, name) in self.consumers.iter().enumerate() {
-            let from = consumer_slot_at(slot);
-            put_name(&mut *page, from + consumer_slot::NAME, name);
-            put_u32(
-                &mut *page,
-                from + consumer_slot::STATE,
-                consumer_slot::STATE_COUNTED,
-            );
+        for slot in 0..self.slots() {
+            let from = consumer_slot_at(slot as usize);
+            let state = match self.named(slot) {
+                Some(name) => {
+                    put_name(&mut *page, from + consumer_slot::NAME, name);
+                    consumer_slot::STATE_NAMED
+                }
+                None => consumer_slot::STATE_SPARE,
+            };
+            put_u32(&mut *page, from + consumer_slot::STATE, state);
             put_checksum(&mut *page, from, from + consumer_slot::CHECKSUM);
         }
         page
+    }
+
+    /// How many slots for consumers there are, spare ones included.
+    pub fn slots(&self) -> u32 {
+        // There are eight at most.
+        u32::try_from(self.consumers.len())
+            .unwrap_or(u32::MAX)
+            .saturating_add(self.spares)
+    }
+
+    /// The consumer that was given the slot at creation.
+    pub fn named(&self, slot: u32) -> Option<&Name> {
+        self.consumers.get(slot as usize)
+    }
+
+    /// Name of a slot's file.
+    pub fn slot_file(&self, slot: u32) -> String {
+        match self.named(slot) {
+            Some(name) => file::consumer(name),
+            None => file::spare(slot),
+        }
+    }
+
+    /// A slot's file, as findings name it.
+    pub fn slot_part(&self, slot: u32) -> Part {
+        match self.named(slot) {
+            Some(name) => Part::Consumer(name.clone()),
+            None => Part::Spare(slot),
+        }
     }
 
     /// Reads and checks the descriptor page.
@@ -314,7 +377,7 @@ impl Descriptor {
         )?;
         check_checksum(page, &Part::Descriptor, 0, at::CHECKSUM)?;
         check_zero(page, Part::Descriptor, 0, at::CHECKSUM + 4..at::CONSUMERS)?;
-        let consumers = decode_consumers(page)?;
+        let (consumers, spares) = decode_consumers(page)?;
         Ok(Self {
             source: name,
             epoch: Epoch(get_u64(page, at::EPOCH)),
@@ -322,6 +385,7 @@ impl Descriptor {
             geometry,
             created_wall_ns: get_u64(page, at::CREATED_WALL_NS),
             consumers,
+            spares,
         })
     }
 }
@@ -330,8 +394,10 @@ fn consumer_slot_at(slot: usize) -> usize {
     descriptor::CONSUMERS + slot * consumer_slot::BYTES
 }
 
-fn decode_consumers(page: &[u8; PAGE_BYTES]) -> Result<Vec<Name>, Box<Damage>> {
+/// The consumers that were named at creation, and how many spare slots follow them.
+fn decode_consumers(page: &[u8; PAGE_BYTES]) -> Result<(Vec<Name>, u32), Box<Damage>> {
     let mut consumers: Vec<Name> = Vec::new();
+    let mut spares = 0;
     for slot in 0..RELIABLE_CONSUMERS_MAX {
         let from = consumer_slot_at(slot);
         let damaged = |what: &str| {
@@ -340,42 +406,44 @@ fn decode_consumers(page: &[u8; PAGE_BYTES]) -> Result<Vec<Name>, Box<Damage>> {
                 format!("consumer slot {slot} (bytes from {from} on): {what}"),
             )
         };
-        let slot_bytes = &page[from..from + consumer_slot::BYTES];
-        match get_u32(page, from + consumer_slot::STATE) {
-            consumer_slot::STATE_SPARE => {
-                if slot_bytes.iter().any(|byte| *byte != 0) {
-                    return Err(damaged("it is spare, but not zero"));
-                }
+        let bytes = &page[from..from + consumer_slot::BYTES];
+        let state = get_u32(page, from + consumer_slot::STATE);
+        if state == consumer_slot::STATE_NONE {
+            if bytes.iter().any(|byte| *byte != 0) {
+                return Err(damaged("it is not there, but not zero"));
             }
-            consumer_slot::STATE_COUNTED => {
-                check_checksum(
-                    page,
-                    &Part::Descriptor,
-                    from,
-                    from + consumer_slot::CHECKSUM,
-                )?;
-                check_zero(
-                    page,
-                    Part::Descriptor,
-                    0,
-                    from + consumer_slot::CHECKSUM + 4..from + consumer_slot::BYTES,
-                )?;
+            continue;
+        }
+        let checksum = from + consumer_slot::CHECKSUM;
+        check_checksum(page, &Part::Descriptor, from, checksum)?;
+        let reserved = checksum + 4..from + consumer_slot::BYTES;
+        check_zero(page, Part::Descriptor, 0, reserved)?;
+        if consumers.len() + spares < slot {
+            return Err(damaged("it is behind one that is not there"));
+        }
+        match state {
+            consumer_slot::STATE_SPARE => {
+                check_zero(page, Part::Descriptor, 0, from..from + NAME_FIELD_BYTES)?;
+                spares += 1;
+            }
+            consumer_slot::STATE_NAMED => {
                 let name = get_name(page, from + consumer_slot::NAME)
                     .ok_or_else(|| damaged("`name` is no name"))?;
-                if consumers.len() < slot {
-                    return Err(damaged("it is in use behind a spare one"));
+                if spares > 0 {
+                    return Err(damaged("it has a name, behind a spare one"));
                 }
                 if consumers.contains(&name) {
                     return Err(damaged("its name is in use twice"));
                 }
                 consumers.push(name);
             }
-            other => return Err(damaged(&format!("`state` is {other}, not 0 or 1"))),
+            other => return Err(damaged(&format!("`state` is {other}, not 0, 1 or 2"))),
         }
     }
     let end = consumer_slot_at(RELIABLE_CONSUMERS_MAX);
     check_zero(page, Part::Descriptor, 0, end..PAGE_BYTES)?;
-    Ok(consumers)
+    let spares = u32::try_from(spares).expect("there are 8 slots");
+    Ok((consumers, spares))
 }
 
 /// What kind of role a file belongs to.
@@ -404,10 +472,14 @@ impl RoleKind {
 
     /// Bytes of the body that are in use; the rest of the page is zero. Each is checked where it is read.
     fn body_fields(self) -> impl Iterator<Item = Range<usize>> {
-        const CONSUMER: [(usize, usize); 3] = [
+        const CONSUMER: [(usize, usize); 7] = [
             (consumer_page::SELECTOR, 8),
             (consumer_page::ENTRIES[0], 32),
-            (consumer_page::EVICTED, 8),
+            (consumer_page::STANDING, 8),
+            (consumer_page::LOSS_SELECTOR, 8),
+            (consumer_page::LOSSES[0], consumer_page::LOSS_BYTES),
+            (consumer_page::LOSSES[1], consumer_page::LOSS_BYTES),
+            (consumer_page::MEMBER, NAME_FIELD_BYTES + 8),
         ];
         const DOORBELL: [(usize, usize); 1] = [(doorbell::COUNTER, 8)];
         let fields: &[(usize, usize)] = match self {
@@ -428,7 +500,14 @@ pub fn encode_role(descriptor: &Descriptor, kind: RoleKind) -> Box<[u8; PAGE_BYT
     put_u64(&mut *page, role::SOURCE_ID, descriptor.source.id().0);
     put_u64(&mut *page, role::EPOCH, descriptor.epoch.0);
     if let RoleKind::Consumer { slot } = kind {
-        put_name(&mut *page, role::NAME, &descriptor.consumers[slot as usize]);
+        match descriptor.named(slot) {
+            Some(name) => put_name(&mut *page, role::NAME, name),
+            None => put_u64(
+                &mut *page,
+                consumer_page::STANDING,
+                consumer_page::STANDING_FREE,
+            ),
+        }
         put_u64(
             &mut *page,
             consumer_page::ENTRIES[0] + consumer_page::SEQUENCE,
@@ -469,7 +548,7 @@ pub fn check_role(
     )?;
     expect("epoch", get_u64(page, role::EPOCH), descriptor.epoch.0)?;
     let name = match kind {
-        RoleKind::Consumer { slot } => descriptor.consumers[slot as usize].as_str(),
+        RoleKind::Consumer { slot } => descriptor.named(slot).map_or("", Name::as_str),
         RoleKind::Producer | RoleKind::Doorbell => "",
     };
     if page[role::NAME..role::NAME + NAME_FIELD_BYTES] != name_field(name) {
@@ -482,10 +561,32 @@ pub fn check_role(
         reserved_from = field.end;
     }
     check_zero(page, part.clone(), 0, reserved_from..PAGE_BYTES)?;
-    if let RoleKind::Consumer { .. } = kind {
-        expect("evicted", get_u64(page, consumer_page::EVICTED), 0)?;
+    if let RoleKind::Consumer { slot } = kind {
+        let standing = get_u64(page, consumer_page::STANDING);
+        let known = match descriptor.named(slot) {
+            Some(_) => consumer_page::STANDING_JOINING,
+            None => consumer_page::STANDING_FREE,
+        };
+        if standing > known {
+            let what = format!("`standing` is {standing:#x}, at most {known:#x} expected");
+            return Err(Damage::new(part.clone(), what));
+        }
     }
     Ok(())
+}
+
+/// The bytes of a page that say who has a slot that was spare: name and checksum.
+pub fn encode_member(name: &Name) -> [u8; NAME_FIELD_BYTES + 8] {
+    let mut bytes = [0; NAME_FIELD_BYTES + 8];
+    bytes[..NAME_FIELD_BYTES].copy_from_slice(&name_field(name.as_str()));
+    put_checksum(&mut bytes, 0, NAME_FIELD_BYTES);
+    bytes
+}
+
+/// Who has a slot that was spare, if the bytes are those that [`encode_member`] makes.
+pub fn decode_member(bytes: &[u8; NAME_FIELD_BYTES + 8]) -> Option<Name> {
+    let name = get_name(bytes, 0)?;
+    (encode_member(&name) == *bytes).then_some(name)
 }
 
 /// Checks what is fixed or reserved in the pages behind the descriptor. `pages` is the whole file `ring`.
@@ -526,17 +627,11 @@ pub fn check_pages(pages: &[u8]) -> Result<(), Box<Damage>> {
         life_page::RETIRED,
         life_page::RETIRED_NO..=life_page::RETIRED_YES,
     )?;
-    word(
-        life.clone(),
-        "slots changed",
-        life_page::SLOTS_CHANGED,
-        0..=0,
-    )?;
     check_zero(
         pages,
         life,
         life_page::PAGE,
-        life_page::SLOTS_CHANGED + 8..RING_BYTES,
+        life_page::RETIRED + 8..RING_BYTES,
     )
 }
 

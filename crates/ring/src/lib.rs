@@ -49,6 +49,8 @@ mod consumer;
 mod create;
 mod cursor;
 mod error;
+#[cfg(not(loom))]
+mod eviction;
 mod frame;
 mod hold;
 #[cfg(not(loom))]
@@ -59,12 +61,15 @@ pub mod inspect;
 #[doc = include_str!("../../../docs/formats/ring.md")]
 pub mod format {}
 mod layout;
+mod membership;
 mod memory;
 #[cfg(not(loom))]
 mod observer;
 mod ownership;
 #[cfg(not(loom))]
 mod producer;
+#[cfg(not(loom))]
+mod progress;
 mod reader;
 #[cfg(not(loom))]
 mod region;
@@ -78,6 +83,7 @@ mod writer;
 pub use cursor::{Alignment, ShapeError};
 pub use error::{Damage, Part, PollError, PublishError, ResumeError, Role, SlowestConsumer};
 pub use frame::{Frame, Message, MessageType};
+pub use membership::{LossAccount, Lost, Standing};
 pub use ownership::Takeover;
 pub use viewer::{Join, Losses, Observed, Resume};
 #[cfg(not(loom))]
@@ -86,8 +92,10 @@ pub use {
     consumer::Consumer,
     create::RingOptions,
     error::{AttachError, CreateError, RemoveError},
+    eviction::{Evicted, evict},
     info::RingInfo,
     observer::{ObserveOptions, Observer},
     producer::{AttachOptions, Producer},
+    progress::ConsumerProgress,
     removal::remove,
 };

@@ -12,6 +12,7 @@ use crate::{
     info::RingInfo,
     memory::{Mapped, Memory},
     ownership::{Marks, Takeover, walk},
+    progress::{ConsumerProgress, Watch},
     region,
     writer::{Reservation, Writer},
 };
@@ -43,6 +44,7 @@ pub struct Producer {
     takeover: Option<Takeover>,
     /// False while a ring is new and nobody has said what came before it.
     resumed: bool,
+    watch: Watch,
     lock: OfdLock,
 }
 
@@ -72,6 +74,7 @@ impl Producer {
                 ring: RingInfo::new(region.descriptor()),
                 clock: Arc::clone(&clock),
                 takeover,
+                watch: Watch::new(region)?,
                 lock,
             })
         })
@@ -93,6 +96,22 @@ impl Producer {
     #[must_use]
     pub fn takeover(&self) -> Option<&Takeover> {
         self.takeover.as_ref()
+    }
+
+    /// The consumers that hold this producer back, and how they get on. Makes a system call for each: not for the hot path.
+    ///
+    /// # Errors
+    /// When a consumer's page holds what no honest consumer writes.
+    pub fn consumers(&mut self) -> Result<Vec<ConsumerProgress>, PublishError> {
+        let producer = self.writer.position();
+        let watch = &mut self.watch;
+        let views = self.writer.look_at_consumers()?.iter().enumerate();
+        Ok(views
+            .filter_map(|(slot, view)| {
+                let (name, position) = view.counted()?;
+                Some(watch.enter(slot, name, position, producer))
+            })
+            .collect())
     }
 
     /// Behind the last published frame.

@@ -263,7 +263,6 @@ impl<M: Memory> Reader<M> {
     }
 
     /// The consumer's page.
-    #[cfg(any(loom, feature = "test-switches"))]
     pub fn page(&self) -> &M {
         &self.page
     }

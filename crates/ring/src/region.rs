@@ -21,15 +21,21 @@ use teeline_sync::atomic::Ordering;
 use crate::{
     error::{AttachError, Damage, Part, Role},
     layout::{self, Descriptor, DescriptorError, PAGE_BYTES, RoleKind, life_page},
+    membership::{self, Joining, Standing, Wish},
     memory::{Mapped, Memory},
     ownership::Takeover,
     reader::Reader,
+    viewer::Join,
     writer::{ConsumerView, Writer},
 };
 
 /// How long an opener waits for a ring that is just being removed, or replaced, before it reports what it sees.
-pub(crate) const REPLACEMENT_WAIT: Duration = Duration::from_secs(1);
+const REPLACEMENT_WAIT: Duration = Duration::from_secs(1);
 const REPLACEMENT_NAP: Duration = Duration::from_micros(200);
+/// How often a slot is looked at that others are just freeing and taking.
+const MEMBER_ATTEMPTS: usize = 1000;
+/// How long who joins asks a producer that is always faster, at least.
+const JOIN_WAIT_MIN: Duration = Duration::from_secs(1);
 
 /// A ring's directory that was opened and whose file `ring` was checked.
 #[derive(Debug)]
@@ -118,6 +124,14 @@ impl Region {
         self.dir.join(file)
     }
 
+    /// Somebody else is changing who has which slot.
+    pub(crate) fn changing(&self) -> AttachError {
+        AttachError::Changing {
+            dir: self.dir.clone(),
+            owner: None,
+        }
+    }
+
     pub(crate) fn damaged(&self, damage: Box<Damage>) -> AttachError {
         AttachError::Damaged {
             dir: self.dir.clone(),
@@ -196,30 +210,88 @@ impl Region {
         )
     }
 
-    pub(crate) fn consumer_file(&self, slot: u32, writable: bool) -> Result<File, AttachError> {
-        let name = &self.descriptor.consumers[slot as usize];
+    /// The file of a slot for a consumer.
+    pub(crate) fn slot_file(&self, slot: u32, writable: bool) -> Result<File, AttachError> {
         self.role_file(
-            &layout::file::consumer(name),
+            &self.descriptor.slot_file(slot),
             RoleKind::Consumer { slot },
-            &Part::Consumer(name.clone()),
+            &self.descriptor.slot_part(slot),
             writable,
         )
     }
 
-    /// A consumer's page, mapped for reading.
-    pub(crate) fn consumer_page(&self, slot: u32) -> Result<Mapped, AttachError> {
-        let file = self.consumer_file(slot, false)?;
-        let path = self.path(&layout::file::consumer(
-            &self.descriptor.consumers[slot as usize],
-        ));
+    /// A slot's page, mapped for reading.
+    pub(crate) fn slot_page(&self, slot: u32) -> Result<Mapped, AttachError> {
+        let file = self.slot_file(slot, false)?;
+        let path = self.path(&self.descriptor.slot_file(slot));
         let mapping = Mapping::read_only(&file, path, layout::ROLE_BYTES)?;
         mapping.prefault();
         Ok(Mapped::new(mapping))
     }
 
-    /// All slots in use.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = (u32, &Name)> {
-        (0..).zip(&self.descriptor.consumers)
+    /// All slots for consumers, spare ones included.
+    pub(crate) fn slots(&self) -> std::ops::Range<u32> {
+        0..self.descriptor.slots()
+    }
+
+    /// Who has a slot, and how that stands; `None` for a spare one that is nobody's.
+    pub(crate) fn member(
+        &self,
+        slot: u32,
+        page: &Mapped,
+    ) -> Result<Option<(Name, Standing)>, AttachError> {
+        let part = || self.descriptor.slot_part(slot);
+        for _ in 0..MEMBER_ATTEMPTS {
+            let standing = membership::standing(page)
+                .map_err(|what| self.damaged(Damage::new(part(), what)))?;
+            if let Some(name) = self.descriptor.named(slot) {
+                return Ok(Some((name.clone(), standing)));
+            }
+            if standing == Standing::Free {
+                return Ok(None);
+            }
+            // If it was freed and taken meanwhile, its name was written then.
+            if let Some(name) = membership::member(page) {
+                return Ok(Some((name, standing)));
+            }
+        }
+        Err(self.damaged(Damage::new(
+            part(),
+            "it is somebody's, and the name is none",
+        )))
+    }
+
+    /// Everybody who has a slot.
+    pub(crate) fn members(&self) -> Result<Vec<(u32, Name, Standing)>, AttachError> {
+        let mut members = Vec::new();
+        for slot in self.slots() {
+            let page = self.slot_page(slot)?;
+            let member = self.member(slot, &page)?;
+            members.extend(member.map(|(name, standing)| (slot, name, standing)));
+        }
+        Ok(members)
+    }
+
+    /// The slot of a consumer.
+    pub(crate) fn find(&self, name: &Name) -> Result<u32, AttachError> {
+        // Those named at creation have their slots for good.
+        let named = self.descriptor.consumers.iter().position(|n| n == name);
+        if let Some(slot) = named.and_then(|slot| u32::try_from(slot).ok()) {
+            return Ok(slot);
+        }
+        let members = self.members()?;
+        match members.iter().find(|(_, member, _)| member == name) {
+            Some((slot, ..)) => Ok(*slot),
+            None => Err(AttachError::NoSuchConsumer {
+                dir: self.dir.clone(),
+                name: name.to_string(),
+                known: members
+                    .iter()
+                    .map(|(_, name, _)| name.to_string())
+                    .collect(),
+                spare: self.slots().count() - members.len(),
+            }),
+        }
     }
 
     fn lock(
@@ -255,7 +327,13 @@ impl Region {
         )?;
         let consumers = self
             .slots()
-            .map(|(slot, name)| Ok(ConsumerView::new(name.clone(), self.consumer_page(slot)?)))
+            .map(|slot| {
+                let page = self.slot_page(slot)?;
+                Ok(match self.descriptor.named(slot) {
+                    Some(name) => ConsumerView::new(name.clone(), page),
+                    None => ConsumerView::spare(slot, page),
+                })
+            })
             .collect::<Result<_, AttachError>>()?;
         let (writer, takeover) = Writer::take_over(
             self.descriptor.geometry,
@@ -268,44 +346,182 @@ impl Region {
         Ok((writer, takeover, lock))
     }
 
-    /// Becomes the ring's reliable consumer `name`.
+    /// Takes the lock of a slot that is `name`'s, and maps its page for writing.
+    pub(crate) fn take_slot(
+        &self,
+        slot: u32,
+        name: &Name,
+        wait: Duration,
+    ) -> Result<Slot, AttachError> {
+        let file = self.slot_file(slot, true)?;
+        let file_name = self.descriptor.slot_file(slot);
+        let lock = self.lock(file, &file_name, Role::Consumer(name.clone()), wait)?;
+        let page = Mapping::read_write(lock.file(), self.path(&file_name), layout::ROLE_BYTES)?;
+        page.prefault();
+        Ok(Slot {
+            page: Mapped::new(page),
+            lock,
+        })
+    }
+
+    /// Lets one at a time change who has which slot, or remove the ring: it is the lock of the doorbell, which has no
+    /// owner, and which all consumers can write.
+    pub(crate) fn lock_changes(&self) -> Result<OfdLock, ChangesError> {
+        let file = self
+            .role_file(
+                layout::file::DOORBELL,
+                RoleKind::Doorbell,
+                &Part::Doorbell,
+                true,
+            )
+            .map_err(ChangesError::Attach)?;
+        let path = self.path(layout::file::DOORBELL);
+        OfdLock::lock_within(file, path, REPLACEMENT_WAIT).map_err(ChangesError::Lock)
+    }
+
+    /// Becomes the ring's reliable consumer `name`, which is counted.
     pub(crate) fn take_over_consumer(
         &self,
         name: &Name,
         wait: Duration,
     ) -> Result<(Reader<Mapped>, Mapped, OfdLock), AttachError> {
-        let Some((slot, _)) = self.slots().find(|(_, known)| *known == name) else {
-            return Err(AttachError::NoSuchConsumer {
+        let number = self.find(name)?;
+        let slot = self.take_slot(number, name, wait)?;
+        match self.member(number, &slot.page)? {
+            Some((member, Standing::Counted)) if member == *name => self.read(slot),
+            Some((member, _)) if member == *name => Err(AttachError::Evicted {
                 dir: self.dir.clone(),
                 name: name.to_string(),
-                known: self
-                    .descriptor
-                    .consumers
-                    .iter()
-                    .map(Name::to_string)
-                    .collect(),
-            });
+            }),
+            // It was freed, and perhaps taken by another, before it was locked.
+            _ => self.take_over_consumer(name, wait),
+        }
+    }
+
+    /// Becomes the reliable consumer `name` again, evicted or not.
+    pub(crate) fn rejoin(
+        &self,
+        name: &Name,
+        wait: Duration,
+    ) -> Result<(Reader<Mapped>, Mapped, OfdLock), AttachError> {
+        let number = self.find(name)?;
+        let slot = self.take_slot(number, name, wait)?;
+        match self.member(number, &slot.page)? {
+            Some((member, standing)) if member == *name => {
+                if standing != Standing::Counted {
+                    self.ask(&slot.page, Wish::Return, wait)?;
+                }
+                self.read(slot)
+            }
+            _ => self.rejoin(name, wait),
+        }
+    }
+
+    /// Becomes the reliable consumer `name`, which takes a spare slot if it has none.
+    pub(crate) fn join(
+        &self,
+        name: &Name,
+        join: Join,
+        wait: Duration,
+    ) -> Result<(Reader<Mapped>, Mapped, OfdLock), AttachError> {
+        let changing = self.lock_changes().map_err(|error| error.at(&self.dir))?;
+        let members = self.members()?;
+        if let Some((number, _, standing)) = members.iter().find(|(_, member, _)| member == name) {
+            drop(changing);
+            // Killed while it joined: it goes on from the place that it asked for.
+            if *standing == Standing::Joining && self.descriptor.named(*number).is_none() {
+                return self.rejoin(name, wait);
+            }
+            return self.take_over_consumer(name, wait);
+        }
+        let taken = |slot: &u32| members.iter().any(|(number, ..)| number == slot);
+        for number in self.slots().filter(|slot| !taken(slot)) {
+            let slot = match self.take_slot(number, name, Duration::ZERO) {
+                Ok(slot) => slot,
+                // Just freed: who did has not let go of it yet.
+                Err(AttachError::OwnerAlive { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            membership::take_slot(&slot.page, name);
+            self.ask(&slot.page, Wish::Join(join), wait)?;
+            return self.read(slot);
+        }
+        Err(AttachError::NoSpareSlot {
+            dir: self.dir.clone(),
+            name: name.to_string(),
+            known: members
+                .iter()
+                .map(|(_, name, _)| name.to_string())
+                .collect(),
+        })
+    }
+
+    /// Asks to be counted until the producer is not faster.
+    fn ask(&self, page: &Mapped, wish: Wish, wait: Duration) -> Result<(), AttachError> {
+        let (control, data) = (self.control(false)?, self.data(false)?);
+        let joining = Joining {
+            geometry: &self.descriptor.geometry,
+            first_sequence: self.descriptor.first_sequence,
+            control: &control,
+            data: &data,
+            page,
         };
-        let file_name = layout::file::consumer(name);
-        let file = self.consumer_file(slot, true)?;
-        let lock = self.lock(file, &file_name, Role::Consumer(name.clone()), wait)?;
+        let begun_ns = SystemClock.monotonic_ns();
+        // As long as one waits for a lock, and not so short that a busy ring makes it fail.
+        let wait = wait.max(JOIN_WAIT_MIN);
+        while !joining.ask(wish).map_err(|damage| self.damaged(damage))? {
+            let passed_ns = SystemClock.monotonic_ns() - begun_ns;
+            if u128::from(passed_ns) > wait.as_nanos() {
+                return Err(AttachError::TooFast {
+                    dir: self.dir.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads on from where a slot's page says.
+    fn read(&self, slot: Slot) -> Result<(Reader<Mapped>, Mapped, OfdLock), AttachError> {
         self.role_file(
             layout::file::DOORBELL,
             RoleKind::Doorbell,
             &Part::Doorbell,
             true,
         )?;
-        let page = Mapping::read_write(lock.file(), self.path(&file_name), layout::ROLE_BYTES)?;
-        page.prefault();
         let control = self.control(false)?;
         let reader = Reader::take_over(
             self.descriptor.geometry,
             &control,
             self.data(false)?,
-            Mapped::new(page),
+            slot.page,
         )
         .map_err(|damage| self.damaged(damage))?;
-        Ok((reader, control, lock))
+        Ok((reader, control, slot.lock))
+    }
+}
+
+/// A slot whose lock is held: its page is the holder's to write.
+pub(crate) struct Slot {
+    pub(crate) page: Mapped,
+    pub(crate) lock: OfdLock,
+}
+
+/// Why the slots of a ring cannot be changed now.
+pub(crate) enum ChangesError {
+    Attach(AttachError),
+    Lock(LockError),
+}
+
+impl ChangesError {
+    fn at(self, dir: &Path) -> AttachError {
+        match self {
+            Self::Attach(error) => error,
+            Self::Lock(LockError::Held { owner, .. }) => AttachError::Changing {
+                dir: dir.to_owned(),
+                owner,
+            },
+            Self::Lock(LockError::Os(error)) => error.into(),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use teeline_core::{Name, time::Clock};
+use teeline_core::{Name, limits::RELIABLE_CONSUMERS_MAX, time::Clock};
 use teeline_os::{
     Context, SystemClock,
     lock::{LockError, OfdLock, owner_note},
@@ -14,11 +14,12 @@ use teeline_os::{
 use teeline_sync::atomic::Ordering;
 
 use crate::{
-    error::{AttachError, Part, RemoveError, Role},
-    layout::{self, Descriptor, RoleKind, life_page},
+    error::{AttachError, RemoveError, Role},
+    layout::{self, Descriptor, life_page},
+    membership::Standing,
     memory::Memory,
     ownership::{Marks, walk},
-    region::{REPLACEMENT_WAIT, Region},
+    region::{ChangesError, Region},
 };
 
 /// Removes the ring at `dir`: marks it retired, so that whoever is attached drains and leaves, then takes its name away.
@@ -57,27 +58,17 @@ pub fn remove(dir: impl AsRef<Path>, force: bool) -> Result<(), RemoveError> {
 }
 
 /// Lets one remover at a time at a ring: who holds this and finds the ring in place is the only one who takes its name
-/// away, so that nobody takes away the name of the next ring. It is the lock of the doorbell, which has no owner.
+/// away, so that nobody takes away the name of the next ring.
 fn lock_removal(region: &Region, force: bool) -> Result<Option<OfdLock>, RemoveError> {
-    let doorbell = region.role_file(
-        layout::file::DOORBELL,
-        RoleKind::Doorbell,
-        &Part::Doorbell,
-        true,
-    );
-    let file = match doorbell {
-        Ok(file) => file,
-        Err(_) if force => return Ok(None),
-        Err(error) => return Err(RemoveError::Unreadable(error)),
-    };
-    let path = region.path(layout::file::DOORBELL);
-    match OfdLock::lock_within(file, path, REPLACEMENT_WAIT) {
+    match region.lock_changes() {
         Ok(lock) => Ok(Some(lock)),
-        Err(LockError::Held { owner, .. }) => Err(RemoveError::BeingRemoved {
+        Err(ChangesError::Attach(_)) if force => Ok(None),
+        Err(ChangesError::Attach(error)) => Err(RemoveError::Unreadable(error)),
+        Err(ChangesError::Lock(LockError::Held { owner, .. })) => Err(RemoveError::BeingRemoved {
             dir: region.dir().to_owned(),
             owner,
         }),
-        Err(LockError::Os(error)) => Err(error.into()),
+        Err(ChangesError::Lock(LockError::Os(error))) => Err(error.into()),
     }
 }
 
@@ -117,12 +108,16 @@ fn retire(region: &Region, force: bool) -> Result<(), RemoveError> {
         layout::file::PRODUCER,
         Role::Producer,
     )?;
-    for (slot, name) in region.slots() {
-        take(
-            region.consumer_file(slot, true),
-            &layout::file::consumer(name),
-            Role::Consumer(name.clone()),
-        )?;
+    for slot in region.slots() {
+        let file_name = region.descriptor().slot_file(slot);
+        let name = region
+            .slot_page(slot)
+            .and_then(|page| region.member(slot, &page));
+        let role = match name {
+            Ok(Some((name, _))) => Role::Consumer(name),
+            _ => Role::Spare(slot),
+        };
+        take(region.slot_file(slot, true), &file_name, role)?;
     }
     if !force {
         check_drained(region)?;
@@ -152,10 +147,12 @@ fn check_drained(region: &Region) -> Result<(), RemoveError> {
     let marks = Marks::read(&geometry, &control, &data, first_sequence.0).map_err(unreadable)?;
     let newest = marks.newest().map_err(unreadable)?;
     let end = walk(&geometry, &data, newest, marks.announced, |_| {}).map_err(unreadable)?;
-    for (slot, name) in region.slots() {
-        let page = region
-            .consumer_page(slot)
-            .map_err(RemoveError::Unreadable)?;
+    for slot in region.slots() {
+        let page = region.slot_page(slot).map_err(RemoveError::Unreadable)?;
+        let member = region.member(slot, &page);
+        let Some((name, Standing::Counted)) = member.map_err(RemoveError::Unreadable)? else {
+            continue;
+        };
         let released = crate::reader::stored(&page);
         if released.position < end.position {
             return Err(RemoveError::Undrained {
@@ -193,7 +190,10 @@ fn check_nothing_foreign(dir: &Path) -> Result<(), RemoveError> {
         .contains(&&*name)
             || name
                 .strip_prefix("consumer.")
-                .is_some_and(|name| name.parse::<Name>().is_ok());
+                .is_some_and(|name| name.parse::<Name>().is_ok())
+            || (0..RELIABLE_CONSUMERS_MAX)
+                .filter_map(|slot| u32::try_from(slot).ok())
+                .any(|slot| name == layout::file::spare(slot));
         if !known {
             return Err(RemoveError::Foreign { path });
         }

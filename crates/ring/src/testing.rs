@@ -4,6 +4,7 @@
 pub use crate::{
     cursor::{Geometry, Place},
     frame::{Kind, Located, locate, word0},
+    membership::{Joining, Wish, account, evict, member, standing, take_slot},
     memory::Memory,
     ownership::{End, Mark, Marks, walk},
     reader::Reader,

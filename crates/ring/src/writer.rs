@@ -26,7 +26,8 @@ use crate::{
     error::{Damage, Part, PublishError, SlowestConsumer},
     frame::{self, Kind, MessageType, word0},
     hold,
-    layout::{consumer_page, frame as frame_at, life_page, producer_page as at},
+    layout::{consumer_page, file, frame as frame_at, life_page, producer_page as at},
+    membership::{self, JOIN_MARGIN, Standing},
     memory::Memory,
     ownership::{Mark, Marks, Takeover, walk},
 };
@@ -70,8 +71,10 @@ pub struct Writer<M> {
     /// Nothing is written from here on. As the producer page says.
     announced: u64,
     consumers: Vec<ConsumerView<M>>,
-    /// The slowest consumer's last known position plus the capacity; none without consumers.
+    /// The slowest counted consumer's last known position plus the capacity; none without such consumers.
     limit: u64,
+    /// Whether some slot is not counted, so that somebody may join there.
+    open: bool,
     newest_mark: u64,
     next_mark_entry: usize,
 }
@@ -80,7 +83,11 @@ pub struct Writer<M> {
 #[derive(Debug)]
 pub struct ConsumerView<M> {
     page: M,
+    part: Part,
+    /// Of a spare slot, the slot's until somebody joins there.
     name: Arc<Name>,
+    /// Whether it holds the producer back.
+    counted: bool,
     /// Its last known position.
     seen: u64,
 }
@@ -106,13 +113,87 @@ fn clear_ahead_bytes(geometry: &Geometry) -> u64 {
 }
 
 impl<M: Memory> ConsumerView<M> {
-    /// Of a consumer's page, of which nothing is known yet.
+    /// Of the page of a consumer that was named at creation, of which nothing is known yet.
     pub fn new(name: Name, page: M) -> Self {
         Self {
             page,
+            part: Part::Consumer(name.clone()),
             name: Arc::new(name),
+            counted: false,
             seen: 0,
         }
+    }
+
+    /// Of the page of a slot that was spare at creation.
+    ///
+    /// # Panics
+    /// Never: `spare.N` is a name.
+    pub fn spare(slot: u32, page: M) -> Self {
+        let name = file::spare(slot).parse().expect("`spare.N` is a name");
+        Self {
+            part: Part::Spare(slot),
+            ..Self::new(name, page)
+        }
+    }
+
+    /// The name of a consumer that holds the producer back, and where the first frame lies that it had not released when
+    /// the producer last looked.
+    pub fn counted(&self) -> Option<(&Arc<Name>, Position)> {
+        self.counted.then_some((&self.name, Position(self.seen)))
+    }
+
+    /// Looks at the page: whether the consumer is counted, and how far it has released. `position` is the producer's.
+    fn look(
+        &mut self,
+        geometry: &Geometry,
+        position: u64,
+        announced: u64,
+    ) -> Result<(), Box<Damage>> {
+        let standing = membership::standing(&self.page)
+            .map_err(|what| Damage::new(self.part.clone(), what))?;
+        if !standing.asks_to_be_counted() {
+            self.counted = false;
+            return Ok(());
+        }
+        let attempts = if self.counted {
+            SCAN_ATTEMPTS
+        } else {
+            FIRST_SCAN_ATTEMPTS
+        };
+        let Some(released) = self.released(attempts) else {
+            return Ok(());
+        };
+        let least = if self.counted { self.seen } else { 0 };
+        if released < least || released > position || !geometry.is_aligned(released) {
+            let what = format!(
+                "positions inconsistent: it has released through {released}, not a frame's position between {least} and \
+                 the producer's {position}"
+            );
+            return Err(Damage::new(self.part.clone(), what));
+        }
+        if !self.counted && announced.saturating_sub(released) > geometry.capacity() {
+            // Who joins asks for a place before he knows whether it is still there; then he asks for another.
+            if standing == Standing::Joining {
+                return Ok(());
+            }
+            let what = format!(
+                "positions inconsistent: it has released through {released}, more than a capacity of {} behind what the \
+                 producer has announced, {announced}",
+                geometry.capacity()
+            );
+            return Err(Damage::new(self.part.clone(), what));
+        }
+        if !self.counted
+            && let Part::Spare(_) = self.part
+        {
+            let name = membership::member(&self.page).ok_or_else(|| {
+                Damage::new(self.part.clone(), "it is counted, and its name is none")
+            })?;
+            self.name = Arc::new(name);
+        }
+        self.counted = true;
+        self.seen = released;
+        Ok(())
     }
 
     /// The position that the consumer has released, if it does not store new ones faster than they can be read.
@@ -163,17 +244,13 @@ impl<M: Memory> Writer<M> {
             announced: marks.announced,
             consumers,
             limit: 0,
+            open: true,
             newest_mark: newest.position,
             next_mark_entry: marks
                 .newest_entry
                 .map_or(0, |entry| (entry + 1) % at::MARKS_COUNT),
         };
-        writer.scan_consumers(FIRST_SCAN_ATTEMPTS)?;
-        if let Some(slowest) = writer.slowest()
-            && writer.announced > writer.limit
-        {
-            return Err(writer.behind_announced(slowest));
-        }
+        writer.scan_consumers()?;
         // SYNC announce: the dead producer's announcement is visible before anything that is zeroed under it.
         fence(Ordering::Release);
         // Not the word 0 that ends the walk: it is zero, and a living consumer is polling it.
@@ -420,9 +497,12 @@ impl<M: Memory> Writer<M> {
     #[inline(never)]
     fn clear_ahead(&mut self) {
         let ahead = clear_ahead_bytes(&self.geometry);
-        let to = (self.position + ahead).min(self.limit);
+        let mut to = (self.position + ahead).min(self.limit);
         if to > self.announced {
-            self.announce(to);
+            if self.announce(to).is_err() {
+                // Somebody has joined: what is wrong, if anything is, is told to the next claim.
+                to = to.min(self.announced);
+            }
             self.set_free_to();
         }
         if to > self.clear_to {
@@ -433,7 +513,7 @@ impl<M: Memory> Writer<M> {
         self.clear_at = if to == self.limit {
             NO_LIMIT
         } else {
-            to - ahead / 4
+            to.saturating_sub(ahead / 4)
         };
     }
 
@@ -448,8 +528,7 @@ impl<M: Memory> Writer<M> {
     #[cold]
     fn make_room(&mut self, to: u64) -> Result<(), PublishError> {
         self.check_room(to)?;
-        self.announce(to);
-        Ok(())
+        self.announce(to)
     }
 
     /// Whether all consumers have released what lies a capacity before `to`. Looks at their positions only if the last
@@ -458,7 +537,11 @@ impl<M: Memory> Writer<M> {
         if to <= self.limit {
             return Ok(());
         }
-        self.scan_consumers(SCAN_ATTEMPTS)?;
+        self.scan_consumers()?;
+        self.check_limit(to)
+    }
+
+    fn check_limit(&self, to: u64) -> Result<(), PublishError> {
         match self.slowest() {
             Some(slowest) if to > self.limit => Err(PublishError::Full {
                 slowest: SlowestConsumer {
@@ -472,17 +555,24 @@ impl<M: Memory> Writer<M> {
 
     /// The consumer that holds the producer back.
     fn slowest(&self) -> Option<&ConsumerView<M>> {
-        self.consumers.iter().min_by_key(|consumer| consumer.seen)
+        let counted = self.consumers.iter().filter(|consumer| consumer.counted);
+        counted.min_by_key(|consumer| consumer.seen)
+    }
+
+    /// Looks at the consumers' pages, and says what the producer knows of them now.
+    pub fn look_at_consumers(&mut self) -> Result<&[ConsumerView<M>], Box<Damage>> {
+        self.scan_consumers()?;
+        Ok(&self.consumers)
     }
 
     /// Rules 2 and 3: raises `announced` to `to` or a step beyond it, after storing a mark if one is due. The caller has
-    /// checked `to` against `limit`.
+    /// checked `to` against `limit`; who joins meanwhile (rule 7) can lower that, and then it may be too far.
     #[cold]
-    fn announce(&mut self, to: u64) {
+    fn announce(&mut self, to: u64) -> Result<(), PublishError> {
         let capacity = self.geometry.capacity();
         let step = (capacity / STEPS_PER_LAP).max(self.geometry.slot());
         if to <= self.announced {
-            return;
+            return Ok(());
         }
         let last = self.last_frame;
         let due = last.position >= self.newest_mark + step;
@@ -496,13 +586,37 @@ impl<M: Memory> Writer<M> {
             to <= self.newest_mark + capacity,
             "nothing a capacity beyond the newest mark is ever claimed"
         );
-        let announced = (to + step).min(self.limit).min(self.newest_mark + capacity);
-        // SYNC announce: the mark is visible before the announcement (release), and both before anything that is written
-        // under it (fence); pairs with the fence and the load of an observer, and with the lock that a successor takes.
-        self.control
-            .store(at::ANNOUNCED, announced, Ordering::Release);
+        while self.announced < to {
+            let mut most = self.newest_mark + capacity;
+            if self.open {
+                self.count_newcomers()?;
+                self.check_limit(to)?;
+                most = most.min(self.announced + capacity / JOIN_MARGIN);
+            }
+            let announced = (to + step).min(self.limit).min(most);
+            // SYNC announce: the mark is visible before the announcement (release), and both before anything that is
+            // written under it (fence); pairs with the fence and the load of an observer, and with the lock that a
+            // successor takes.
+            self.control
+                .store(at::ANNOUNCED, announced, Ordering::Release);
+            self.announced = announced;
+        }
         fence(Ordering::Release);
-        self.announced = announced;
+        Ok(())
+    }
+
+    /// Rule 7: looks whether somebody joins, before `announced` is raised.
+    fn count_newcomers(&mut self) -> Result<(), Box<Damage>> {
+        // SYNC join: pairs with the fence in `membership::ask`. Either the standing that was stored before that one is
+        // seen here, or who joins sees what was announced before this one.
+        fence(Ordering::SeqCst);
+        let mut newcomers = self.consumers.iter().filter(|consumer| !consumer.counted);
+        if newcomers.any(|consumer| {
+            membership::standing(&consumer.page).map_or(true, Standing::asks_to_be_counted)
+        }) {
+            self.scan_consumers()?;
+        }
+        Ok(())
     }
 
     fn store_mark(&mut self, mark: Mark) {
@@ -516,43 +630,18 @@ impl<M: Memory> Writer<M> {
         self.newest_mark = mark.position;
     }
 
-    /// Reads and checks all consumers' positions.
+    /// Reads and checks all consumers' pages.
     #[cold]
-    fn scan_consumers(&mut self, attempts: usize) -> Result<(), Box<Damage>> {
+    fn scan_consumers(&mut self) -> Result<(), Box<Damage>> {
         for consumer in &mut self.consumers {
-            let Some(released) = consumer.released(attempts) else {
-                continue;
-            };
-            if released < consumer.seen
-                || released > self.position
-                || !self.geometry.is_aligned(released)
-            {
-                let what = format!(
-                    "positions inconsistent: it has released through {released}, not a frame's position between {} and \
-                     the producer's {}",
-                    consumer.seen, self.position
-                );
-                return Err(Damage::new(Part::Consumer((*consumer.name).clone()), what));
-            }
-            consumer.seen = released;
+            consumer.look(&self.geometry, self.position, self.announced)?;
         }
+        self.open = self.consumers.iter().any(|consumer| !consumer.counted);
         self.limit = self
             .slowest()
             .map_or(NO_LIMIT, |slowest| slowest.seen + self.geometry.capacity());
         self.clear_at = 0;
         Ok(())
-    }
-
-    #[cold]
-    fn behind_announced(&self, slowest: &ConsumerView<M>) -> Box<Damage> {
-        let what = format!(
-            "positions inconsistent: it has released through {}, more than a capacity of {} behind what the producer has \
-             announced, {}",
-            slowest.seen,
-            self.geometry.capacity(),
-            self.announced
-        );
-        Damage::new(Part::Consumer((*slowest.name).clone()), what)
     }
 
     #[cold]

@@ -62,7 +62,7 @@ pub enum AttachError {
         owner: Option<OwnerNote>,
     },
     /// The ring has no consumer of that name.
-    #[error("{} has no consumer `{name}`; it has {}", dir.display(), if known.is_empty() { "none".to_owned() } else { known.join(", ") })]
+    #[error("{} has no consumer `{name}`; it has {}{}", dir.display(), list(known), spare_slots(*spare))]
     NoSuchConsumer {
         /// The ring's directory.
         dir: PathBuf,
@@ -70,6 +70,54 @@ pub enum AttachError {
         name: String,
         /// The names it has.
         known: Vec<String>,
+        /// How many slots are free for consumers that join.
+        spare: usize,
+    },
+    /// The consumer was evicted: what it has not released is not kept for it any more. Rejoin, which tells what was lost.
+    #[error("consumer {name} of {} was evicted: rejoin, which tells what it has lost", dir.display())]
+    Evicted {
+        /// The ring's directory.
+        dir: PathBuf,
+        /// The consumer.
+        name: String,
+    },
+    /// The consumer was named when the ring was created, and keeps its slot for good. Evict it without freeing the slot.
+    #[error("consumer {name} of {} was named at its creation: its slot cannot be freed", dir.display())]
+    NamedAtCreation {
+        /// The ring's directory.
+        dir: PathBuf,
+        /// The consumer.
+        name: String,
+    },
+    /// No slot is left for another consumer. Evict one and free its slot, or create the ring anew with more.
+    #[error(
+        "{} has no spare slot for consumer `{name}`; it has {}: evict one of those that joined and free its slot, or create the ring with more",
+        dir.display(), list(known)
+    )]
+    NoSpareSlot {
+        /// The ring's directory.
+        dir: PathBuf,
+        /// Who wanted to join.
+        name: String,
+        /// The names it has.
+        known: Vec<String>,
+    },
+    /// The producer wrote over every place from which to begin before it could be held. Try again, or use a larger ring.
+    #[error(
+        "the producer of {} went round faster than a place in it could be held: try again, or create it larger",
+        dir.display()
+    )]
+    TooFast {
+        /// The ring's directory.
+        dir: PathBuf,
+    },
+    /// Another process is joining, evicting or removing just now, or was stopped while it did. Let it finish, or end it.
+    #[error("the slots of {} are being changed by {}: let it finish, or end it", dir.display(), describe(owner.as_ref()))]
+    Changing {
+        /// The ring's directory.
+        dir: PathBuf,
+        /// Who says to be doing it, and since when: for people only.
+        owner: Option<OwnerNote>,
     },
     /// The ring's removal was begun and not finished. Remove it again.
     #[error("{} is retired, but still there: its removal was begun and not finished; remove it again", dir.display())]
@@ -174,6 +222,22 @@ pub enum RemoveError {
     /// The system refused.
     #[error(transparent)]
     Os(#[from] teeline_os::Error),
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names.join(", ")
+    }
+}
+
+fn spare_slots(count: usize) -> String {
+    match count {
+        0 => String::new(),
+        1 => ", and a spare slot to join".to_owned(),
+        _ => format!(", and {count} spare slots to join"),
+    }
 }
 
 fn describe(owner: Option<&OwnerNote>) -> String {

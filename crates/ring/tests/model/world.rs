@@ -248,6 +248,7 @@ impl World {
             geometry,
             created_wall_ns: 0,
             consumers: consumers.clone(),
+            spares: 0,
         };
         let data = words(capacity as usize);
         for word in &data[1..] {

@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod membership;
 mod observers;
 
 use std::{
