@@ -6,7 +6,7 @@ use std::{
     io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -14,7 +14,8 @@ use rustix::fs::{Advice, fadvise};
 use teeline_core::time::Clock;
 use teeline_os::{
     Mapping, SystemClock, clock, file,
-    lock::{self, OfdLock},
+    lock::{self, Latch},
+    process,
 };
 
 use crate::{
@@ -180,9 +181,7 @@ impl Storage for DiskStorage {
             Err(error) => return Err(error.into()),
         };
         Ok(Box::new(DiskLock {
-            file,
-            path: path.to_owned(),
-            held: Mutex::new(None),
+            latch: Latch::new(file, path),
         }))
     }
 
@@ -209,6 +208,14 @@ impl Storage for DiskStorage {
     fn entropy(&self) -> Result<u64> {
         // The standard library seeds each hasher from the kernel's random numbers.
         Ok(RandomState::new().hash_one(SystemClock.wall_ns()))
+    }
+
+    fn pid(&self) -> u32 {
+        process::pid()
+    }
+
+    fn has_threads(&self) -> bool {
+        true
     }
 
     fn nap(&self, duration: Duration) {
@@ -281,41 +288,35 @@ impl SharedPage for DiskPage {
         Ok(())
     }
 
-    fn wait(&self, seen: u64, timeout: Duration) {
+    fn wait(&self, word: Word, seen: u64, timeout: Duration) {
         #[expect(
             clippy::cast_possible_truncation,
-            reason = "the wake counter is the word's low half"
+            reason = "a counter is the word's low half"
         )]
         let seen = seen as u32;
         // Whether woken or not, the caller looks again.
-        let _woken = self.mapping.wait_u32(Word::Wake.file_pos(), seen, timeout);
+        let _woken = self.mapping.wait_u32(word.file_pos(), seen, timeout);
     }
 
-    fn wake(&self) -> Result<()> {
+    fn wake(&self, word: Word) -> Result<()> {
         // SYNC watermark: a sleeper that sees the counter raised sees the words stored before.
         self.mapping
-            .fetch_add_u32(Word::Wake.file_pos(), 1, Ordering::Release);
-        self.mapping.wake_u32(Word::Wake.file_pos());
+            .fetch_add_u32(word.file_pos(), 1, Ordering::Release);
+        self.mapping.wake_u32(word.file_pos());
         Ok(())
     }
 }
 
 #[derive(Debug)]
 struct DiskLock {
-    file: File,
-    path: PathBuf,
-    held: Mutex<Option<OfdLock>>,
+    latch: Latch,
 }
 
 impl LockFile for DiskLock {
     fn acquire(&self, patience: Duration) -> Result<(), LockError> {
-        // A duplicate shares the open file description, to which the lock belongs.
-        let file = self
-            .file
-            .try_clone()
-            .map_err(fail("duplicate", &self.path))?;
-        let lock =
-            OfdLock::lock_within(file, &self.path, patience).map_err(|error| match error {
+        self.latch
+            .lock_within(patience)
+            .map_err(|error| match error {
                 lock::LockError::Held { path, owner } => LockError::Held {
                     path,
                     holder: owner.map(|note| Holder {
@@ -324,12 +325,14 @@ impl LockFile for DiskLock {
                     }),
                 },
                 lock::LockError::Os(error) => LockError::Storage(error.into()),
-            })?;
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(lock);
-        Ok(())
+            })
+    }
+
+    fn try_acquire(&self) -> Result<bool> {
+        Ok(self.latch.try_lock()?)
     }
 
     fn release(&self) {
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.latch.unlock();
     }
 }

@@ -9,6 +9,7 @@ mod append;
 mod appender;
 mod durability;
 mod reload;
+mod syncer;
 
 use std::{
     fmt,
@@ -72,6 +73,7 @@ pub(crate) fn create(
         .create(&recovery::watermark_path(dir), watermark::FILE_BYTES)?
         .sync()?;
     storage.lock_file(&recovery::lock_path(dir))?;
+    storage.lock_file(&recovery::sync_lock_path(dir))?;
     storage
         .create(
             &segment::log_path(dir, Offset(0)),
@@ -207,8 +209,8 @@ impl Partition {
         })
     }
 
-    /// Runs `f` on the open appender, with the partition's lock held and everything others did taken in.
-    fn locked<T>(
+    /// Runs `f` on the open appender.
+    fn with_appender<T>(
         &self,
         f: impl FnOnce(&mut Appender) -> Result<T, AppendError>,
     ) -> Result<T, AppendError> {
@@ -217,7 +219,23 @@ impl Partition {
             Some(appender) => appender,
             empty => empty.insert(self.open_appender()?),
         };
-        appender.locked(f)
+        f(appender)
+    }
+
+    /// Runs `f` on the open appender, with the partition's lock held and everything others did taken in. What it says
+    /// is written is durable when this returns.
+    fn settled<T>(
+        &self,
+        f: impl FnOnce(&mut Appender) -> Result<T, AppendError>,
+    ) -> Result<(T, Offset), AppendError> {
+        let (syncer, written, done) = self.with_appender(|appender| {
+            let (written, done) = appender.locked(|appender| {
+                let written = appender.written()?;
+                Ok((written, f(appender)?))
+            })?;
+            Ok((Arc::clone(&appender.syncer), written, done))
+        })?;
+        Ok((done, syncer.commit(&written)?))
     }
 
     fn open_appender(&self) -> Result<Appender, AppendError> {
@@ -231,12 +249,7 @@ impl Partition {
 
     /// Opens the partition for appending if it is not, and reports what was found when it was opened.
     pub(crate) fn recover(&self) -> Result<RecoveryReport, AppendError> {
-        let mut slot = self.appender();
-        let appender = match &mut *slot {
-            Some(appender) => appender,
-            empty => empty.insert(self.open_appender()?),
-        };
-        Ok(appender.report.clone())
+        self.with_appender(|appender| Ok(appender.report.clone()))
     }
 
     /// Opens the partition anew, after a failed sync too.
@@ -256,23 +269,29 @@ impl Partition {
         dedup: bool,
     ) -> Result<BatchAnswer, AppendError> {
         append::check_batch(batch, &self.config)?;
-        self.locked(|appender| appender.append(source, epoch, batch, dedup))
+        let (syncer, mut answer, written) = self.with_appender(|appender| {
+            appender.prepare(source, epoch, batch);
+            let (answer, written) =
+                appender.locked(|appender| appender.append(source, epoch, batch, dedup))?;
+            Ok((Arc::clone(&appender.syncer), answer, written))
+        })?;
+        // Outside of all locks: others append meanwhile, and one sync serves all who wait.
+        if let Some(written) = written {
+            answer.durable = syncer.commit(&written)?;
+        }
+        Ok(answer)
     }
 
     /// Makes everything written durable.
     pub(crate) fn sync(&self) -> Result<Offset, AppendError> {
-        self.locked(|appender| {
-            appender.settle()?;
-            Ok(appender.durable)
-        })
+        let ((), durable) = self.settled(|_| Ok(()))?;
+        Ok(durable)
     }
 
     /// The last record of a source, settled: durable, and nothing older can appear later.
     pub(crate) fn last(&self, source: SourceId) -> Result<Option<snapshot::Last>, AppendError> {
-        self.locked(|appender| {
-            appender.settle()?;
-            Ok(appender.producers.last(source).copied())
-        })
+        let (last, _) = self.settled(|appender| Ok(appender.producers.last(source).copied()))?;
+        Ok(last)
     }
 
     /// Syncs the partition and leaves the clean mark, if it was opened for appending.

@@ -86,6 +86,22 @@ impl Producers {
         self.last.insert(identity.source, last);
     }
 
+    /// Whether every record of a batch is to be stored: the common case, found out without a verdict for each.
+    pub(crate) fn are_new(&self, source: SourceId, epoch: Epoch, batch: &[NewRecord<'_>]) -> bool {
+        let mut largest = match self.last(source) {
+            Some(known) if known.epoch > epoch => return false,
+            Some(known) if known.epoch == epoch => known.sequence,
+            _ => Sequence::NONE,
+        };
+        let stored = largest;
+        batch.iter().all(|record| {
+            let is_new = record.sequence == Sequence::NONE
+                || record.sequence > largest && !covers(record, stored);
+            largest = largest.max(record.sequence);
+            is_new
+        })
+    }
+
     /// Compares a batch of `source` in its life `epoch` with what is stored.
     pub(crate) fn judge(
         &self,

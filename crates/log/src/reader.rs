@@ -372,7 +372,7 @@ impl Reader {
                 return Ok(false);
             }
             match page {
-                Some(page) => page.wait(seen.unwrap_or_default(), left),
+                Some(page) => page.wait(Word::Wake, seen.unwrap_or_default(), left),
                 None => storage.nap(NAP.min(left)),
             }
         }

@@ -45,6 +45,11 @@ pub(crate) fn lock_path(dir: &Path) -> PathBuf {
     dir.join("lock")
 }
 
+/// Held by whoever syncs the partition, or takes a snapshot of it.
+pub(crate) fn sync_lock_path(dir: &Path) -> PathBuf {
+    dir.join("sync.lock")
+}
+
 /// The two snapshot files.
 pub(crate) fn snapshot_paths(dir: &Path) -> [PathBuf; 2] {
     ["a", "b"].map(|slot| dir.join(format!("producers.snapshot.{slot}")))

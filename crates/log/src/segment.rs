@@ -308,7 +308,11 @@ impl<'a> Walk<'a> {
 }
 
 /// Whether a whole batch is the one that belongs at `cursor`.
-fn follows(cursor: &Cursor, header: &Header, bytes: &[u8]) -> std::result::Result<(), Flaw> {
+pub(crate) fn follows(
+    cursor: &Cursor,
+    header: &Header,
+    bytes: &[u8],
+) -> std::result::Result<(), Flaw> {
     let wrong = |field, value| Err(Flaw::Field { field, value });
     if header.term < cursor.term {
         return wrong("term", header.term);
@@ -439,25 +443,40 @@ impl IndexWriter {
 
     /// Takes in a batch written at `pos`; an entry is made when the last one is far enough behind.
     pub(crate) fn note(&mut self, pos: u32, header: &Header) -> Result<()> {
-        self.time_max_ns = self.time_max_ns.max(header.time_max_ns);
-        let due = self
-            .last_pos
-            .is_none_or(|last| pos >= last.saturating_add(index::INTERVAL_BYTES));
-        if !due || self.entries >= self.capacity {
+        let Some(entry) = self.due(pos, header) else {
             return Ok(());
-        }
-        let entry = Entry {
-            offset: header.base,
-            time_max_ns: self.time_max_ns,
-            file_pos: pos,
         };
         self.file.write_at(
             u64::from(self.entries) * index::ENTRY_BYTES as u64,
             &entry.encode(),
         )?;
+        self.count(pos);
+        Ok(())
+    }
+
+    /// Takes in a batch of somebody who made the entry for it, if one was due.
+    pub(crate) fn pass(&mut self, pos: u32, header: &Header) {
+        if self.due(pos, header).is_some() {
+            self.count(pos);
+        }
+    }
+
+    /// The entry to make for a batch, if one is due: the same for whoever takes the batch in.
+    fn due(&mut self, pos: u32, header: &Header) -> Option<Entry> {
+        self.time_max_ns = self.time_max_ns.max(header.time_max_ns);
+        let due = self
+            .last_pos
+            .is_none_or(|last| pos >= last.saturating_add(index::INTERVAL_BYTES));
+        (due && self.entries < self.capacity).then_some(Entry {
+            offset: header.base,
+            time_max_ns: self.time_max_ns,
+            file_pos: pos,
+        })
+    }
+
+    fn count(&mut self, pos: u32) {
         self.entries += 1;
         self.last_pos = Some(pos);
-        Ok(())
     }
 
     pub(crate) fn sync(&self) -> Result<()> {

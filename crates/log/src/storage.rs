@@ -191,6 +191,12 @@ pub trait Storage: Clock + fmt::Debug {
     /// When the operation fails.
     fn entropy(&self) -> Result<u64>;
 
+    /// The number by which people know this process.
+    fn pid(&self) -> u32;
+
+    /// Whether work can go on in threads aside. If not, it is done at once, where it comes up.
+    fn has_threads(&self) -> bool;
+
     /// Waits a moment; the caller looks again afterwards.
     fn nap(&self, duration: Duration);
 }
@@ -243,20 +249,20 @@ pub trait SharedPage: fmt::Debug + Send + Sync {
     /// The word now; what was stored before it (and before the stores before it) is seen from here on.
     fn load(&self, word: Word) -> u64;
 
-    /// Stores a word. Only the holder of the partition's lock does so.
+    /// Stores a word. Who may do so and when stands in the table of the format.
     ///
     /// # Errors
     /// Never on a disk; the fake refuses when its process is dead.
     fn store(&self, word: Word, value: u64) -> Result<()>;
 
-    /// Sleeps while the wake counter is `seen`, at most for `timeout`. May return early.
-    fn wait(&self, seen: u64, timeout: Duration);
+    /// Sleeps while the counter `word` is `seen`, at most for `timeout`. May return early.
+    fn wait(&self, word: Word, seen: u64, timeout: Duration);
 
-    /// Raises the wake counter and wakes all who sleep on it.
+    /// Raises the counter `word` and wakes all who sleep on it.
     ///
     /// # Errors
     /// As [`SharedPage::store`].
-    fn wake(&self) -> Result<()>;
+    fn wake(&self, word: Word) -> Result<()>;
 }
 
 /// A file whose lock is taken and given up many times. Dropping it gives the lock up.
@@ -266,6 +272,12 @@ pub trait LockFile: fmt::Debug + Send + Sync {
     /// # Errors
     /// When it was held all the time.
     fn acquire(&self, patience: Duration) -> Result<(), LockError>;
+
+    /// Takes the lock if nobody holds it, and says whether it did. Cheap, and leaves no note of the holder.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn try_acquire(&self) -> Result<bool>;
 
     /// Gives the lock up.
     fn release(&self);

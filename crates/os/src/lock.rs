@@ -66,7 +66,7 @@ impl OfdLock {
     pub fn try_lock(file: File, path: impl AsRef<Path>) -> Result<Option<Self>> {
         let lock = Self::lock_silently(file, path.as_ref())?;
         if let Some(lock) = &lock {
-            lock.write_note(path.as_ref())?;
+            write_note(&lock.file, path.as_ref())?;
         }
         Ok(lock)
     }
@@ -83,7 +83,7 @@ impl OfdLock {
     ) -> Result<Self, LockError> {
         let path = path.as_ref();
         let lock = Self::take_within(file, path, patience, Kind::Exclusive)?;
-        lock.write_note(path)?;
+        write_note(&lock.file, path)?;
         Ok(lock)
     }
 
@@ -111,57 +111,22 @@ impl OfdLock {
     }
 
     fn take_within(
-        mut file: File,
+        file: File,
         path: &Path,
         patience: Duration,
         kind: Kind,
     ) -> Result<Self, LockError> {
-        const NAP_MIN: Duration = Duration::from_micros(100);
-        const NAP_MAX: Duration = Duration::from_millis(10);
-        let deadline_ns =
-            SystemClock.monotonic_ns() + u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX / 2);
-        let mut nap = NAP_MIN;
-        loop {
-            // The time is looked at before the lock, so that the last try comes after the deadline.
-            let now_ns = SystemClock.monotonic_ns();
-            file = match Self::take(file, path, kind)? {
-                Ok(lock) => return Ok(lock),
-                Err(held) => held,
-            };
-            if now_ns >= deadline_ns {
-                return Err(LockError::Held {
-                    path: path.to_owned(),
-                    owner: owner_note(&file),
-                });
-            }
-            sleep(nap.min(Duration::from_nanos(deadline_ns - now_ns)));
-            nap = (nap * 2).min(NAP_MAX);
-        }
+        wait_within(&file, path, patience, kind)?;
+        Ok(Self { file })
     }
 
     /// One try; gives the file back when somebody else holds it.
     fn take(file: File, path: &Path, kind: Kind) -> Result<std::result::Result<Self, File>> {
-        match fcntl_lock(&file, libc::F_OFD_SETLK, kind) {
-            Ok(_) => Ok(Ok(Self { file })),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
-                Ok(Err(file))
-            }
-            Err(error) => Err(Error::new("lock", path, error)),
-        }
-    }
-
-    /// The note is for people only: a full disk keeps nobody from a lock.
-    fn write_note(&self, path: &Path) -> Result<()> {
-        let pid = process::pid();
-        let note = OwnerNote {
-            pid,
-            start_time: process::start_time(pid).unwrap_or(0),
-            since_wall_ns: SystemClock.wall_ns(),
-        };
-        match self.file.write_all_at(&note.encode(), 0) {
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(()),
-            written => written.context("write the owner's note into", path),
-        }
+        Ok(if try_kind(&file, path, kind)? {
+            Ok(Self { file })
+        } else {
+            Err(file)
+        })
     }
 
     /// The locked file.
@@ -178,8 +143,111 @@ impl OfdLock {
 
 impl Drop for OfdLock {
     fn drop(&mut self) {
-        fcntl_lock(&self.file, libc::F_OFD_SETLK, Kind::Unlocked)
-            .expect("a lock on an open file can always be given up");
+        give_up(&self.file);
+    }
+}
+
+/// A lock that is taken and given up over and over through one descriptor, at the cost of one system call each. The
+/// callers of one process take turns by other means: to the kernel they are one and the same.
+#[derive(Debug)]
+pub struct Latch {
+    file: File,
+    path: PathBuf,
+}
+
+impl Latch {
+    /// Over a file that is open for reading and writing and locked by nobody in this process.
+    #[must_use]
+    pub fn new(file: File, path: impl Into<PathBuf>) -> Self {
+        Self {
+            file,
+            path: path.into(),
+        }
+    }
+
+    /// Takes the lock if nobody holds it, without leaving a note, and says whether it did.
+    ///
+    /// # Errors
+    /// When the system refuses for another reason.
+    pub fn try_lock(&self) -> Result<bool> {
+        try_kind(&self.file, &self.path, Kind::Exclusive)
+    }
+
+    /// Takes the lock as [`OfdLock::lock_within`] does, note included.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lock_within(&self, patience: Duration) -> Result<(), LockError> {
+        wait_within(&self.file, &self.path, patience, Kind::Exclusive)?;
+        Ok(write_note(&self.file, &self.path)?)
+    }
+
+    /// Gives the lock up; fine if it is not held.
+    ///
+    /// # Panics
+    /// Never: a lock on an open file can always be given up.
+    pub fn unlock(&self) {
+        give_up(&self.file);
+    }
+}
+
+impl Drop for Latch {
+    fn drop(&mut self) {
+        give_up(&self.file);
+    }
+}
+
+fn give_up(file: &File) {
+    fcntl_lock(file, libc::F_OFD_SETLK, Kind::Unlocked)
+        .expect("a lock on an open file can always be given up");
+}
+
+/// One try to take a lock.
+fn try_kind(file: &File, path: &Path, kind: Kind) -> Result<bool> {
+    match fcntl_lock(file, libc::F_OFD_SETLK, kind) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+            Ok(false)
+        }
+        Err(error) => Err(Error::new("lock", path, error)),
+    }
+}
+
+/// Takes a lock, trying for `patience`.
+fn wait_within(file: &File, path: &Path, patience: Duration, kind: Kind) -> Result<(), LockError> {
+    const NAP_MIN: Duration = Duration::from_micros(100);
+    const NAP_MAX: Duration = Duration::from_millis(10);
+    let deadline_ns =
+        SystemClock.monotonic_ns() + u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX / 2);
+    let mut nap = NAP_MIN;
+    loop {
+        // The time is looked at before the lock, so that the last try comes after the deadline.
+        let now_ns = SystemClock.monotonic_ns();
+        if try_kind(file, path, kind)? {
+            return Ok(());
+        }
+        if now_ns >= deadline_ns {
+            return Err(LockError::Held {
+                path: path.to_owned(),
+                owner: owner_note(file),
+            });
+        }
+        sleep(nap.min(Duration::from_nanos(deadline_ns - now_ns)));
+        nap = (nap * 2).min(NAP_MAX);
+    }
+}
+
+/// The note is for people only: a full disk keeps nobody from a lock.
+fn write_note(file: &File, path: &Path) -> Result<()> {
+    let pid = process::pid();
+    let note = OwnerNote {
+        pid,
+        start_time: process::start_time(pid).unwrap_or(0),
+        since_wall_ns: SystemClock.wall_ns(),
+    };
+    match file.write_all_at(&note.encode(), 0) {
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(()),
+        written => written.context("write the owner's note into", path),
     }
 }
 
@@ -354,6 +422,30 @@ mod tests {
         sleep(Duration::from_millis(5));
         lock.unlock();
         waiter.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_latch_is_taken_and_given_up_over_and_over_and_leaves_no_note() {
+        let (_dir, path) = lock_file();
+        let latch = || Latch::new(open_read_write(&path).unwrap(), &path);
+        let (one, other) = (latch(), latch());
+        for _ in 0..3 {
+            assert!(one.try_lock().unwrap());
+            assert!(!other.try_lock().unwrap());
+            one.unlock();
+            assert!(other.try_lock().unwrap());
+            assert!(!one.try_lock().unwrap());
+            other.unlock();
+        }
+        assert_eq!(owner_note(&open_read(&path).unwrap()), None);
+        one.lock_within(Duration::ZERO).unwrap();
+        let refused = other.lock_within(Duration::ZERO).unwrap_err();
+        assert!(
+            matches!(refused, LockError::Held { owner: Some(note), .. } if note.pid == process::pid()),
+            "{refused:?}"
+        );
+        drop(one);
+        assert!(other.try_lock().unwrap(), "a dropped latch is free");
     }
 
     #[test]

@@ -229,6 +229,15 @@ impl Storage for FakeStorage {
         Ok(self.world().random())
     }
 
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// What would be done aside is done in its place, so that a history is the same each time.
+    fn has_threads(&self) -> bool {
+        false
+    }
+
     fn nap(&self, duration: Duration) {
         self.world().now_ns += u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX / 4);
         std::thread::yield_now();
@@ -366,21 +375,19 @@ impl SharedPage for FakeHandle {
         Ok(())
     }
 
-    fn wait(&self, seen: u64, timeout: Duration) {
+    fn wait(&self, _word: Word, _seen: u64, timeout: Duration) {
+        /// Whoever waits looks at the counter again.
         const POLL_INTERVAL: Duration = Duration::from_millis(1);
-        let world = self.shared.lock();
-        let waited = self
-            .shared
-            .changed
-            .wait_timeout(world, timeout.min(POLL_INTERVAL));
+        let mut world = self.shared.lock();
+        let timeout = timeout.min(POLL_INTERVAL);
+        world.now_ns += u64::try_from(timeout.as_nanos()).unwrap_or_default();
+        let waited = self.shared.changed.wait_timeout(world, timeout);
         drop(waited);
-        // Whoever waits looks at the counter again.
-        let _ = seen;
     }
 
-    fn wake(&self) -> Result<()> {
-        let counter = self.load(Word::Wake).wrapping_add(1);
-        self.store(Word::Wake, counter)?;
+    fn wake(&self, word: Word) -> Result<()> {
+        let counter = self.load(word).wrapping_add(1);
+        self.store(word, counter)?;
         self.shared.changed.notify_all();
         Ok(())
     }
@@ -419,6 +426,22 @@ impl LockFile for FakeLock {
         }
         world.locks.insert(*node, (*pid, self.id));
         Ok(())
+    }
+
+    fn try_acquire(&self) -> Result<bool> {
+        let FakeHandle {
+            shared,
+            pid,
+            node,
+            path,
+        } = &self.handle;
+        let mut world = shared.lock();
+        world.alive(*pid, path)?;
+        let free = !world.locks.contains_key(node);
+        if free {
+            world.locks.insert(*node, (*pid, self.id));
+        }
+        Ok(free)
     }
 
     fn release(&self) {

@@ -2,7 +2,7 @@
 
 use super::{VERSION, layout};
 
-layout! { USED_BYTES = 80;
+layout! { USED_BYTES = 144;
     MAGIC: u64 = 0,
     BOOT: u64 = 8,
     TERM: u64 = 16,
@@ -13,6 +13,14 @@ layout! { USED_BYTES = 80;
     LOG_START: u64 = 56,
     STATE_NUMBER: u64 = 64,
     WAKE: u64 = 72,
+    HOLDER: u64 = 80,
+    HELD_SINCE_NS: u64 = 88,
+    SYNC_HOLDER: u64 = 96,
+    SYNC_HELD_SINCE_NS: u64 = 104,
+    WAITING: u64 = 112,
+    FREED: u64 = 120,
+    FORGOTTEN: u64 = 128,
+    RESERVED: u64 = 136,
 }
 
 /// Length of the file: one page.
@@ -44,11 +52,25 @@ pub enum Word {
     StateNumber,
     /// Wake counter.
     Wake,
+    /// Process that took the partition's lock last.
+    Holder,
+    /// When it did.
+    HeldSinceNs,
+    /// Process that took the lock for syncing last.
+    SyncHolder,
+    /// When it did.
+    SyncHeldSinceNs,
+    /// Set by who waits for the partition's lock.
+    Waiting,
+    /// Raised when the lock comes free and somebody waits.
+    Freed,
+    /// How often what was written and not durable was taken back.
+    Forgotten,
 }
 
 impl Word {
     /// All words.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 17] = [
         Self::Magic,
         Self::Boot,
         Self::Term,
@@ -59,6 +81,13 @@ impl Word {
         Self::LogStart,
         Self::StateNumber,
         Self::Wake,
+        Self::Holder,
+        Self::HeldSinceNs,
+        Self::SyncHolder,
+        Self::SyncHeldSinceNs,
+        Self::Waiting,
+        Self::Freed,
+        Self::Forgotten,
     ];
 
     /// Where the word stands in the page, in bytes.
@@ -75,6 +104,13 @@ impl Word {
             Self::LogStart => field::LOG_START.start(),
             Self::StateNumber => field::STATE_NUMBER.start(),
             Self::Wake => field::WAKE.start(),
+            Self::Holder => field::HOLDER.start(),
+            Self::HeldSinceNs => field::HELD_SINCE_NS.start(),
+            Self::SyncHolder => field::SYNC_HOLDER.start(),
+            Self::SyncHeldSinceNs => field::SYNC_HELD_SINCE_NS.start(),
+            Self::Waiting => field::WAITING.start(),
+            Self::Freed => field::FREED.start(),
+            Self::Forgotten => field::FORGOTTEN.start(),
         }
     }
 }

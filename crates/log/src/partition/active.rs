@@ -48,6 +48,7 @@ impl Appender {
                 )?,
                 index: IndexWriter::open(storage, &self.dir, &self.end, self.config.segment_bytes)?,
                 zeroed: self.end.file_pos.into(),
+                reader: None,
             },
         };
         Ok(self.active.insert(active))

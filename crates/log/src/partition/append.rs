@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
 
-use super::{appender::Appender, durability::CHECKPOINT_BYTES};
+use super::{appender::Appender, durability::CHECKPOINT_BYTES, syncer::Written};
 use crate::{
     Answer, AppendError, BatchAnswer, Durability, NewRecord, TopicConfig,
     format::{
@@ -94,61 +94,18 @@ impl Appender {
         Ok((end.file_pos, header))
     }
 
-    /// Appends a batch of a source, with the lock held.
-    pub(super) fn append(
-        &mut self,
-        source: SourceId,
-        epoch: Epoch,
-        batch: &[NewRecord<'_>],
-        dedup: bool,
-    ) -> Result<BatchAnswer, AppendError> {
-        let verdicts = if dedup {
-            self.producers.judge(source, epoch, batch)
-        } else {
-            vec![Verdict::New; batch.len()]
-        };
-        let is_duplicate =
-            |verdict: &Verdict| matches!(verdict, Verdict::Answered(Answer::Duplicate { .. }));
-        let is_new = |verdict: &Verdict| *verdict == Verdict::New;
-        if self.config.durability != Durability::LeaveToOs && verdicts.iter().any(is_duplicate) {
-            // A duplicate is answered only for what is durable.
-            self.settle()?;
-        }
-        let stores =
-            verdicts.iter().all(|v| is_new(v) || is_duplicate(v)) && verdicts.iter().any(is_new);
-        let mut next = self.end.offset;
-        if stores {
-            let new = batch
-                .iter()
-                .zip(&verdicts)
-                .filter(|(_, verdict)| is_new(verdict));
-            self.store(source, epoch, new.map(|(record, _)| record))?;
-        }
-        let partition = self.number;
-        let answer = |verdict: &Verdict| match verdict {
-            Verdict::Answered(answer) => *answer,
-            Verdict::New if stores => {
-                let offset = next;
-                next.0 += 1;
-                Answer::Stored { partition, offset }
-            }
-            Verdict::New => Answer::Failed,
-        };
-        let answers = verdicts.iter().map(answer).collect();
-        Ok(BatchAnswer {
-            durability: self.config.durability,
-            durable: self.durable,
-            answers,
-        })
+    /// Encodes a batch of which every record is new, most likely: without the lock, so that little is left to do under
+    /// it.
+    pub(super) fn prepare(&mut self, source: SourceId, epoch: Epoch, batch: &[NewRecord<'_>]) {
+        self.encode(source, epoch, batch.iter());
     }
 
-    /// Writes new records as one batch, syncs it if the policy says so, and lets others see it.
-    pub(super) fn store<'a>(
+    fn encode<'a>(
         &mut self,
         source: SourceId,
         epoch: Epoch,
         records: impl Iterator<Item = &'a NewRecord<'a>>,
-    ) -> Result<(), AppendError> {
+    ) {
         let append_time_ns = self.env.storage.wall_ns();
         self.builder.clear();
         for record in records {
@@ -162,31 +119,86 @@ impl Appender {
                 ..record.fields()
             });
         }
+    }
+
+    /// Appends a batch that was [prepared](Self::prepare), with the lock held. Says what has to be durable before the
+    /// answer is given.
+    pub(super) fn append(
+        &mut self,
+        source: SourceId,
+        epoch: Epoch,
+        batch: &[NewRecord<'_>],
+        dedup: bool,
+    ) -> Result<(BatchAnswer, Option<Written>), AppendError> {
+        let partition = self.number;
+        let mut next = self.end.offset;
+        let mut stored = || {
+            let offset = next;
+            next.0 += 1;
+            Answer::Stored { partition, offset }
+        };
+        let (answers, waits) = if !dedup || self.producers.are_new(source, epoch, batch) {
+            let answers = batch.iter().map(|_| stored()).collect();
+            if !batch.is_empty() {
+                self.store()?;
+            }
+            (answers, self.sync_is_due())
+        } else {
+            let verdicts = self.producers.judge(source, epoch, batch);
+            let is_duplicate =
+                |verdict: &Verdict| matches!(verdict, Verdict::Answered(Answer::Duplicate { .. }));
+            let is_new = |verdict: &Verdict| *verdict == Verdict::New;
+            let stores = verdicts.iter().all(|v| is_new(v) || is_duplicate(v))
+                && verdicts.iter().any(is_new);
+            let answer = |verdict: &Verdict| match verdict {
+                Verdict::Answered(answer) => *answer,
+                Verdict::New if stores => stored(),
+                Verdict::New => Answer::Failed,
+            };
+            let answers = verdicts.iter().map(answer).collect();
+            if stores {
+                let new = batch
+                    .iter()
+                    .zip(&verdicts)
+                    .filter(|(_, verdict)| is_new(verdict));
+                self.encode(source, epoch, new.map(|(record, _)| record));
+                self.store()?;
+            }
+            // A duplicate is answered only for what is durable.
+            let repeats = self.config.durability != Durability::LeaveToOs
+                && verdicts.iter().any(is_duplicate);
+            (answers, repeats || stores && self.sync_is_due())
+        };
+        let answer = BatchAnswer {
+            durability: self.config.durability,
+            durable: self.durable,
+            answers,
+        };
+        let waits = waits && self.durable < self.end.offset;
+        Ok((answer, waits.then(|| self.written()).transpose()?))
+    }
+
+    /// Whether what is written must be synced before it is answered.
+    fn sync_is_due(&self) -> bool {
+        match self.config.durability {
+            Durability::SyncEachBatch => true,
+            Durability::SyncEvery(interval) => self.syncer.age() >= interval,
+            Durability::LeaveToOs => false,
+        }
+    }
+
+    /// Writes the batch in the builder, and lets others see it.
+    fn store(&mut self) -> Result<(), AppendError> {
         self.reserve_offsets()?;
         let (file_pos, header) = self.write(self.end.offset)?;
-        let now_ns = self.env.storage.monotonic_ns();
-        let due = match self.config.durability {
-            Durability::SyncEachBatch => true,
-            Durability::SyncEvery(interval) => {
-                u128::from(now_ns.saturating_sub(self.synced_ns)) >= interval.as_nanos()
-            }
-            Durability::LeaveToOs => false,
-        };
-        if due {
-            self.active()?
-                .file
-                .sync()
-                .map_err(|error| self.stop(error))?;
-            self.durable = self.end.offset;
-            self.synced_ns = now_ns;
-        }
         self.active()?.index.note(file_pos, &header)?;
         self.producers
             .take(header.base, self.builder.last().as_ref());
         self.page.store(Word::End, self.end.offset.0)?;
-        self.page.store(Word::Durable, self.durable.0)?;
         self.page.store(Word::Dirty, 0)?;
-        self.page.wake()?;
+        if !self.config.durability.is_synced() {
+            self.page.wake(Word::Wake)?;
+        }
         Ok(())
     }
 }

@@ -8,8 +8,11 @@ use std::{
 
 use teeline_core::{Offset, Partition as Number};
 
-use super::durability::read_state;
-use super::is_current;
+use super::{
+    durability::read_state,
+    is_current,
+    syncer::{self, LOOK_AGAIN, Syncer, Written},
+};
 use crate::{
     AppendError, Damage, RecoveryReport, TopicConfig,
     format::{
@@ -20,8 +23,8 @@ use crate::{
     },
     producers::Producers,
     recovery,
-    segment::{IndexWriter, Walk},
-    storage::{Access, LockError, LockFile, SharedPage, Storage, StorageError, StorageFile},
+    segment::{self, IndexWriter, SegmentReader, Walk},
+    storage::{Access, LockFile, SharedPage, Storage, StorageError, StorageFile},
     topic::Env,
 };
 
@@ -33,6 +36,8 @@ pub(super) struct Active {
     pub(super) index: IndexWriter,
     /// Up to here zeros were written ahead.
     pub(super) zeroed: u64,
+    /// For what others appended.
+    pub(super) reader: Option<SegmentReader>,
 }
 
 /// What a process that appends remembers of a partition.
@@ -43,7 +48,10 @@ pub(super) struct Appender {
     pub(super) config: TopicConfig,
     pub(super) number: Number,
     pub(super) lock: Box<dyn LockFile>,
-    pub(super) page: Box<dyn SharedPage>,
+    pub(super) page: Arc<dyn SharedPage>,
+    pub(super) syncer: Arc<Syncer>,
+    /// Whether the turn to sync is held, as long as something bigger is done under it.
+    pub(super) in_turn: bool,
     pub(super) state_file: Arc<dyn StorageFile>,
     pub(super) state: State,
     pub(super) producers: Producers,
@@ -53,7 +61,6 @@ pub(super) struct Appender {
     pub(super) durable: Offset,
     /// Opened when it is first written to.
     pub(super) active: Option<Active>,
-    pub(super) synced_ns: u64,
     pub(super) stopped: bool,
     pub(super) damage: Option<Damage>,
     pub(super) report: RecoveryReport,
@@ -69,10 +76,17 @@ impl Appender {
     ) -> Result<Self, AppendError> {
         let storage = &*env.storage;
         let lock = storage.lock_file(&recovery::lock_path(dir))?;
-        acquire(&*lock, env.options.patience, dir)?;
+        acquire_first(env, &*lock, dir)?;
         // From here on an error drops the lock, and so gives it up.
         let page = open_page(storage, dir)?;
+        note_holder(storage, &*page)?;
         let state = read_state(storage, dir)?;
+        let syncer = Syncer::new(
+            Arc::clone(env),
+            dir.to_owned(),
+            Arc::clone(&page),
+            storage.lock_file(&recovery::sync_lock_path(dir))?,
+        );
         let mut appender = Self {
             env: Arc::clone(env),
             dir: dir.to_owned(),
@@ -80,13 +94,14 @@ impl Appender {
             number,
             lock,
             page,
+            syncer: Arc::new(syncer),
+            in_turn: false,
             state_file: storage.open(&recovery::state_path(dir), Access::Write)?,
             state,
             producers: Producers::default(),
             end: state.recovery,
             durable: state.durable,
             active: None,
-            synced_ns: storage.monotonic_ns(),
             stopped: false,
             damage: None,
             report: RecoveryReport {
@@ -99,7 +114,7 @@ impl Appender {
             builder: Builder::default(),
         };
         appender.reload()?;
-        appender.lock.release();
+        appender.release()?;
         Ok(appender)
     }
 
@@ -111,13 +126,78 @@ impl Appender {
         if self.stopped {
             return Err(self.refusal());
         }
-        acquire(&*self.lock, self.env.options.patience, &self.dir)?;
+        self.catch_up_ahead();
+        self.acquire()?;
         let done = self.catch_up().and_then(|()| match &self.damage {
             Some(damage) => Err(AppendError::Damaged(Box::new(damage.clone()))),
             None => f(self),
         });
+        let released = self.release();
+        let done = done?;
+        released?;
+        Ok(done)
+    }
+
+    /// Takes the partition's lock.
+    fn acquire(&self) -> Result<(), AppendError> {
+        let storage = &*self.env.storage;
+        let patience = u64::try_from(self.env.options.patience.as_nanos()).unwrap_or(u64::MAX);
+        let mut deadline_ns = None;
+        while !self.lock.try_acquire()? {
+            // Whoever holds the lock looks at `waiting` after giving it up; so the next try finds it free, or is seen.
+            let seen = self.page.load(Word::Freed);
+            self.page.store(Word::Waiting, 1)?;
+            if self.lock.try_acquire()? {
+                break;
+            }
+            let now_ns = storage.monotonic_ns();
+            let deadline_ns = *deadline_ns.get_or_insert(now_ns.saturating_add(patience));
+            if now_ns >= deadline_ns {
+                return Err(busy(&self.dir, &*self.page));
+            }
+            let left = Duration::from_nanos(deadline_ns - now_ns);
+            self.page.wait(Word::Freed, seen, left.min(LOOK_AGAIN));
+        }
+        note_holder(storage, &*self.page).inspect_err(|_| self.lock.release())?;
+        Ok(())
+    }
+
+    /// Gives the partition's lock up.
+    fn release(&self) -> Result<(), StorageError> {
         self.lock.release();
-        done
+        if self.page.load(Word::Waiting) != 0 {
+            self.page.store(Word::Waiting, 0)?;
+            self.page.wake(Word::Freed)?;
+        }
+        Ok(())
+    }
+
+    /// What is written by now, for a sync.
+    pub(super) fn written(&mut self) -> Result<Written, StorageError> {
+        Ok(Written {
+            file: Arc::clone(&self.active()?.file),
+            end: self.end.offset,
+            forgotten: self.page.load(Word::Forgotten),
+        })
+    }
+
+    /// Runs `f` with the turn to sync held.
+    pub(super) fn in_turn<T>(
+        &mut self,
+        f: impl FnOnce(&mut Self) -> Result<T, AppendError>,
+    ) -> Result<T, AppendError> {
+        if self.in_turn {
+            return f(self);
+        }
+        let syncer = Arc::clone(&self.syncer);
+        let turn = syncer.turn()?;
+        self.in_turn = true;
+        let done = f(self);
+        self.in_turn = false;
+        drop(turn);
+        let done = done?;
+        self.page.wake(Word::Wake)?;
+        Ok(done)
     }
 
     pub(super) fn refusal(&self) -> AppendError {
@@ -127,20 +207,10 @@ impl Appender {
         }
     }
 
-    /// A sync failed: nothing more is acknowledged by anyone until the partition is reopened. Called with the lock
-    /// held, so that the word stands before anybody else can append.
+    /// A sync failed: nothing more is acknowledged by anyone until the partition is reopened.
     pub(super) fn stop(&mut self, error: StorageError) -> AppendError {
         self.stopped = true;
-        let told = self
-            .page
-            .store(Word::Stopped, 1)
-            .and_then(|()| self.page.wake());
-        // A page that cannot be stored into belongs to a process that is dead.
-        drop(told);
-        AppendError::Stopped {
-            path: self.dir.clone(),
-            source: Some(error),
-        }
+        self.syncer.stop(error)
     }
 
     /// What to do about a failed step of which a sync is a part.
@@ -152,8 +222,22 @@ impl Appender {
         }
     }
 
+    /// Takes in what others did, without the lock, so that little is left to do under it. Whatever is not as it should
+    /// be is left to that.
+    fn catch_up_ahead(&mut self) {
+        let storage = Arc::clone(&self.env.storage);
+        let undisturbed = is_current(&*self.page, &*storage)
+            && self.page.load(Word::Dirty) == 0
+            && self.page.load(Word::Term) == self.state.term;
+        let end = Offset(self.page.load(Word::End));
+        if undisturbed && end != self.end.offset {
+            // An error comes again under the lock.
+            drop(self.take_in(end));
+        }
+    }
+
     /// Takes in what others did since the lock was held here last.
-    pub(super) fn catch_up(&mut self) -> Result<(), AppendError> {
+    fn catch_up(&mut self) -> Result<(), AppendError> {
         let env = Arc::clone(&self.env);
         let storage = &*env.storage;
         let current = is_current(&*self.page, storage);
@@ -172,8 +256,8 @@ impl Appender {
             self.page.store(Word::StateNumber, self.state.number)?;
         }
         let end = Offset(self.page.load(Word::End));
-        if end != self.end.offset {
-            match self.take_in(storage, end) {
+        if end != self.end.offset && !self.take_in(end)? {
+            match self.walk_in(storage, end) {
                 Ok(true) => {}
                 Ok(false) => return self.reload(),
                 // Retention took the segment where this process had stopped.
@@ -182,17 +266,12 @@ impl Appender {
             }
         }
         self.durable = Offset(self.page.load(Word::Durable));
-        if self.config.durability.is_synced() {
-            self.settle()?;
-        }
         Ok(())
     }
-}
 
-impl Appender {
     /// Takes in the batches that others wrote, up to `end`; says whether that could be done. Where compaction has been,
     /// it cannot: of records that are gone the snapshots know.
-    fn take_in(&mut self, storage: &dyn Storage, end: Offset) -> Result<bool, StorageError> {
+    fn walk_in(&mut self, storage: &dyn Storage, end: Offset) -> Result<bool, StorageError> {
         let mut walk = Walk::from(storage, &self.dir, self.end)?;
         while walk.cursor().offset < end {
             match walk.step()? {
@@ -206,21 +285,77 @@ impl Appender {
         self.active = None;
         Ok(true)
     }
+
+    /// Takes in the batches of others in the active segment, up to `end`; says whether it came so far. Cheaper than
+    /// [`Self::walk_in`]: nothing is opened or listed.
+    fn take_in(&mut self, end: Offset) -> Result<bool, StorageError> {
+        let Some(active) = self
+            .active
+            .as_mut()
+            .filter(|active| active.base == self.end.segment)
+        else {
+            return Ok(false);
+        };
+        let storage = &*self.env.storage;
+        let reader = match &mut active.reader {
+            Some(reader) => reader,
+            none => none.insert(SegmentReader::open(storage, &self.dir, active.base)?),
+        };
+        // What was read ahead of the end, and only that, may have changed.
+        reader.forget();
+        while self.end.offset < end {
+            let Ok((header, bytes)) = reader.batch(self.end.file_pos.into())? else {
+                return Ok(false);
+            };
+            if header.is_rewritten() || segment::follows(&self.end, &header, bytes).is_err() {
+                return Ok(false);
+            }
+            self.producers.apply(&header, bytes);
+            active.index.pass(self.end.file_pos, &header);
+            self.end = segment::behind(&self.end, &header);
+        }
+        Ok(true)
+    }
 }
 
-fn acquire(lock: &dyn LockFile, patience: Duration, dir: &Path) -> Result<(), AppendError> {
-    lock.acquire(patience).map_err(|error| match error {
-        LockError::Held { holder, .. } => AppendError::Busy {
-            path: dir.to_owned(),
-            holder,
-        },
-        LockError::Storage(error) => error.into(),
-    })
+/// Takes the partition's lock before its page is known.
+fn acquire_first(env: &Env, lock: &dyn LockFile, dir: &Path) -> Result<(), AppendError> {
+    const NAP: Duration = Duration::from_millis(1);
+    let storage = &*env.storage;
+    let patience = u64::try_from(env.options.patience.as_nanos()).unwrap_or(u64::MAX);
+    let deadline_ns = storage.monotonic_ns().saturating_add(patience);
+    loop {
+        let now_ns = storage.monotonic_ns();
+        if lock.try_acquire()? {
+            return Ok(());
+        }
+        if now_ns >= deadline_ns {
+            let page = storage.page(&recovery::watermark_path(dir), Access::Read)?;
+            return Err(busy(dir, &*page));
+        }
+        storage.nap(NAP.min(Duration::from_nanos(deadline_ns - now_ns)));
+    }
+}
+
+fn busy(dir: &Path, page: &dyn SharedPage) -> AppendError {
+    AppendError::Busy {
+        path: dir.to_owned(),
+        holder: syncer::holder(page, Word::Holder, Word::HeldSinceNs),
+    }
+}
+
+/// Says in the page who holds the lock, for people.
+fn note_holder(storage: &dyn Storage, page: &dyn SharedPage) -> Result<(), StorageError> {
+    let pid = u64::from(storage.pid());
+    if page.load(Word::Holder) != pid {
+        page.store(Word::Holder, pid)?;
+    }
+    page.store(Word::HeldSinceNs, storage.wall_ns())
 }
 
 /// Maps the watermark page for writing, making it anew where it is missing or short: it holds nothing that must
 /// outlive a boot.
-fn open_page(storage: &dyn Storage, dir: &Path) -> Result<Box<dyn SharedPage>, StorageError> {
+fn open_page(storage: &dyn Storage, dir: &Path) -> Result<Arc<dyn SharedPage>, StorageError> {
     let path = recovery::watermark_path(dir);
     match storage.open(&path, Access::Write) {
         Ok(file) if file.length()? < watermark::FILE_BYTES => {
@@ -232,5 +367,5 @@ fn open_page(storage: &dyn Storage, dir: &Path) -> Result<Box<dyn SharedPage>, S
         }
         Err(error) => return Err(error),
     }
-    storage.page(&path, Access::Write)
+    Ok(Arc::from(storage.page(&path, Access::Write)?))
 }

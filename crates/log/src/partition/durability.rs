@@ -26,18 +26,18 @@ const CEILING_STEP: u64 = 1 << 16;
 impl Appender {
     /// Makes everything written durable.
     pub(super) fn settle(&mut self) -> Result<(), AppendError> {
-        if self.durable == self.end.offset {
+        self.durable = self.durable.max(Offset(self.page.load(Word::Durable)));
+        if self.durable >= self.end.offset {
             return Ok(());
         }
-        self.active()?
-            .file
-            .sync()
-            .map_err(|error| self.stop(error))?;
-        self.durable = self.end.offset;
-        self.synced_ns = self.env.storage.monotonic_ns();
-        self.page.store(Word::Durable, self.durable.0)?;
-        self.page.wake()?;
-        Ok(())
+        self.in_turn(|appender| {
+            let file = Arc::clone(&appender.active()?.file);
+            file.sync().map_err(|error| appender.stop(error))?;
+            appender.durable = appender.end.offset;
+            appender.page.store(Word::Durable, appender.durable.0)?;
+            appender.syncer.note_synced();
+            Ok(())
+        })
     }
 
     /// Reads the newest slot of `state`, and makes it durable: whoever wrote it may have died before the sync.
@@ -61,6 +61,10 @@ impl Appender {
 
     /// Moves the recovery point to the log end, which is durable: a snapshot of the producers, then the state.
     pub(super) fn checkpoint(&mut self, clean: bool) -> Result<(), AppendError> {
+        self.in_turn(|appender| appender.checkpoint_in_turn(clean))
+    }
+
+    fn checkpoint_in_turn(&mut self, clean: bool) -> Result<(), AppendError> {
         let env = Arc::clone(&self.env);
         let paths = recovery::snapshot_paths(&self.dir);
         let taken =

@@ -21,6 +21,11 @@ impl Appender {
     /// Finds out everything anew from the files, and recovers if whoever was here before did not finish. After a failed
     /// sync this is the reopening: what was not durable is forgotten.
     pub(super) fn reload(&mut self) -> Result<(), AppendError> {
+        // Nobody may be syncing what is being judged.
+        self.in_turn(Self::reload_in_turn)
+    }
+
+    fn reload_in_turn(&mut self) -> Result<(), AppendError> {
         let env = Arc::clone(&self.env);
         let storage = &*env.storage;
         let dir = self.dir.clone();
@@ -149,7 +154,7 @@ impl Appender {
         self.durable = found.readable_end;
         self.found_page(found.readable_end)?;
         self.page.store(Word::Dirty, 0)?;
-        self.page.wake()?;
+        self.page.wake(Word::Wake)?;
         Ok(())
     }
 
@@ -161,6 +166,11 @@ impl Appender {
         answered_end: Offset,
     ) -> Result<(), AppendError> {
         self.report.recovered = true;
+        if self.end.offset < answered_end {
+            // Before anything takes the place of what is gone: nobody who waits for it may take that for his own.
+            let forgotten = self.page.load(Word::Forgotten);
+            self.page.store(Word::Forgotten, forgotten + 1)?;
+        }
         if let Some(torn) = &found.torn {
             self.erase(torn.bytes.clone())?;
         }
@@ -202,7 +212,8 @@ impl Appender {
         ] {
             self.page.store(word, value)?;
         }
-        self.page.wake()?;
+        self.syncer.note_synced();
+        self.page.wake(Word::Wake)?;
         self.report.end = self.end.offset;
         Ok(())
     }

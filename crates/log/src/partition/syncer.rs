@@ -1,0 +1,218 @@
+//! Group commit: one sync makes durable what any thread of any process had written before it began.
+//!
+//! Whoever needs a sync and finds nobody syncing does it; everybody else sleeps until it is done and looks again. So
+//! what is written while a sync is under way shares the next one. The order of locks is: partition, then sync.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    time::Duration,
+};
+
+use teeline_core::Offset;
+
+use crate::{
+    AppendError,
+    format::watermark::Word,
+    storage::{Holder, LockFile, SharedPage, StorageError, StorageFile},
+    topic::Env,
+};
+
+/// How long a sleeper believes that whoever holds a lock lives and will wake it.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// Syncs a partition, one thread of one process at a time.
+#[derive(Debug)]
+pub(super) struct Syncer {
+    env: Arc<Env>,
+    dir: PathBuf,
+    page: Arc<dyn SharedPage>,
+    lock: Box<dyn LockFile>,
+    /// Held with the lock: to the kernel, all threads of a process are one holder.
+    thread: Mutex<()>,
+    /// When this process last saw everything synced.
+    synced_ns: Mutex<u64>,
+}
+
+/// What was written and is not known to be durable.
+#[derive(Debug, Clone)]
+pub(super) struct Written {
+    /// The segment in which it ends. While it is not durable, that segment is the one that is written: a roll syncs.
+    pub(super) file: Arc<dyn StorageFile>,
+    /// Where it ends.
+    pub(super) end: Offset,
+    /// The page's count when it was written. A larger one later: it may have been taken back.
+    pub(super) forgotten: u64,
+}
+
+/// The right to sync. Given up when dropped.
+#[derive(Debug)]
+pub(super) struct Turn<'a> {
+    syncer: &'a Syncer,
+    /// Given up after the lock.
+    _thread: MutexGuard<'a, ()>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.syncer.lock.release();
+    }
+}
+
+impl Syncer {
+    pub(super) fn new(
+        env: Arc<Env>,
+        dir: PathBuf,
+        page: Arc<dyn SharedPage>,
+        lock: Box<dyn LockFile>,
+    ) -> Self {
+        let now_ns = env.storage.monotonic_ns();
+        Self {
+            env,
+            dir,
+            page,
+            lock,
+            thread: Mutex::new(()),
+            synced_ns: Mutex::new(now_ns),
+        }
+    }
+
+    /// How long ago this process last saw everything synced.
+    pub(super) fn age(&self) -> Duration {
+        let synced_ns = *self
+            .synced_ns
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        Duration::from_nanos(self.env.storage.monotonic_ns().saturating_sub(synced_ns))
+    }
+
+    /// Notes that everything written by now is synced.
+    pub(super) fn note_synced(&self) {
+        *self
+            .synced_ns
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = self.env.storage.monotonic_ns();
+    }
+
+    /// Waits until `written` is durable, syncing if nobody else does, and returns the end of what is.
+    pub(super) fn commit(&self, written: &Written) -> Result<Offset, AppendError> {
+        self.until(|| {
+            if let Some(durable) = self.durable(written)? {
+                return Ok(Some(durable));
+            }
+            let Some(turn) = self.try_turn()? else {
+                return Ok(None);
+            };
+            // It may have become durable, or been taken back, by whoever had the turn before.
+            if self.durable(written)?.is_none() {
+                self.sync(&turn, written)?;
+            }
+            // Sleepers must find the turn free.
+            drop(turn);
+            self.page.wake(Word::Wake)?;
+            self.durable(written)
+        })
+    }
+
+    /// Waits for the turn.
+    pub(super) fn turn(&self) -> Result<Turn<'_>, AppendError> {
+        self.until(|| self.try_turn())
+    }
+
+    /// Tries until there is an answer, sleeping on the wake counter in between.
+    fn until<T>(
+        &self,
+        mut attempt: impl FnMut() -> Result<Option<T>, AppendError>,
+    ) -> Result<T, AppendError> {
+        let storage = &*self.env.storage;
+        let patience = u64::try_from(self.env.options.patience.as_nanos()).unwrap_or(u64::MAX);
+        let mut deadline_ns = None;
+        loop {
+            // The counter first: whoever gives the turn up after this attempt raises it.
+            let seen = self.page.load(Word::Wake);
+            if let Some(done) = attempt()? {
+                return Ok(done);
+            }
+            let now_ns = storage.monotonic_ns();
+            let deadline_ns = *deadline_ns.get_or_insert(now_ns.saturating_add(patience));
+            if now_ns >= deadline_ns {
+                return Err(AppendError::Busy {
+                    path: self.dir.clone(),
+                    holder: holder(&*self.page, Word::SyncHolder, Word::SyncHeldSinceNs),
+                });
+            }
+            let left = Duration::from_nanos(deadline_ns - now_ns);
+            self.page.wait(Word::Wake, seen, left.min(LOOK_AGAIN));
+        }
+    }
+
+    /// The end of what is durable, if it covers `written`.
+    fn durable(&self, written: &Written) -> Result<Option<Offset>, AppendError> {
+        if self.page.load(Word::Stopped) != 0 {
+            return Err(self.stopped(None));
+        }
+        let durable = Offset(self.page.load(Word::Durable));
+        // After the durable end: whoever takes back what is written counts that first.
+        if self.page.load(Word::Forgotten) != written.forgotten {
+            return Err(self.stopped(None));
+        }
+        Ok((durable >= written.end).then_some(durable))
+    }
+
+    fn try_turn(&self) -> Result<Option<Turn<'_>>, AppendError> {
+        let thread = match self.thread.try_lock() {
+            Ok(thread) => thread,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+        };
+        if !self.lock.try_acquire()? {
+            return Ok(None);
+        }
+        let turn = Turn {
+            syncer: self,
+            _thread: thread,
+        };
+        let storage = &*self.env.storage;
+        self.page
+            .store(Word::SyncHolder, u64::from(storage.pid()))?;
+        self.page.store(Word::SyncHeldSinceNs, storage.wall_ns())?;
+        Ok(Some(turn))
+    }
+
+    /// Makes everything durable that is written by now.
+    fn sync(&self, _turn: &Turn<'_>, written: &Written) -> Result<(), AppendError> {
+        let end = self.page.load(Word::End);
+        written.file.sync().map_err(|error| self.stop(error))?;
+        self.page.store(Word::Durable, end)?;
+        self.note_synced();
+        Ok(())
+    }
+
+    /// A sync failed: nothing more is acknowledged by anyone until the partition is reopened. Called with the lock
+    /// under which it failed held, so that the word stands before anybody else can acknowledge.
+    pub(super) fn stop(&self, error: StorageError) -> AppendError {
+        let told = self
+            .page
+            .store(Word::Stopped, 1)
+            .and_then(|()| self.page.wake(Word::Wake));
+        // A page that cannot be stored into belongs to a process that is dead.
+        drop(told);
+        self.stopped(Some(error))
+    }
+
+    fn stopped(&self, source: Option<StorageError>) -> AppendError {
+        AppendError::Stopped {
+            path: self.dir.clone(),
+            source,
+        }
+    }
+}
+
+/// The holder of a lock, as its words in the page say.
+pub(super) fn holder(page: &dyn SharedPage, pid: Word, since: Word) -> Option<Holder> {
+    let pid = u32::try_from(page.load(pid)).ok().filter(|pid| *pid != 0)?;
+    Some(Holder {
+        pid,
+        since_wall_ns: page.load(since),
+    })
+}
