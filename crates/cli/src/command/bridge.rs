@@ -17,7 +17,7 @@ use teeline_latency::CoreRecorder;
 #[cfg(feature = "test-switches")]
 use crate::command::demo::Rule;
 use crate::{
-    command::signals::stop_on_signals,
+    command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output, complain},
 };
 
@@ -49,7 +49,7 @@ impl BridgeVerb {
                 "--latency-page takes the latencies of one source, and the configuration has several: run a bridge for each",
             ));
         }
-        let stop = stop_on_signals()?;
+        let stop = stop_on_signals(&STOP)?;
         let bridge = Bridge::open(config).map_err(Failure::new)?;
         #[cfg(feature = "test-switches")]
         let bridge = match Rule::broken() {

@@ -30,7 +30,10 @@ use self::{
     consumer::Lives,
     day::{BATCH, Day},
 };
-use super::demo::inputs::Input;
+use super::{
+    demo::inputs::Input,
+    signals::{STOP_AND_TIDY, stop_on_signals},
+};
 use crate::output::{Answer, Failure, Output};
 
 pub(crate) use consumer::ConsumerArgs;
@@ -183,7 +186,7 @@ impl CrashLabArgs {
 
     /// Day after day, each in all modes.
     fn count(&self, seed: u64, json: bool) -> Result<Vec<Tally>, Failure> {
-        let stop = super::demo::stop_on_signals()?;
+        let stop = stop_on_signals(&STOP_AND_TIDY)?;
         let place = Place::make()?;
         let days = self.days();
         let mut tallies: Vec<_> = match self.mode {

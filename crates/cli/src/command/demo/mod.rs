@@ -23,7 +23,6 @@ use teeline_delivery::positions::{FILL, FILL_KEY_AT};
 use teeline_latency::PageOwner;
 use teeline_log::{Durability, Log, LogOptions, Topic, TopicConfig};
 use teeline_os::{Context, SystemClock};
-use teeline_sync::atomic::AtomicBool;
 
 use self::{
     audit::Audit,
@@ -36,6 +35,7 @@ use self::{
     roles::{Pace, Role},
     workplace::{BRIDGE, FILLS, PARTITIONS, Paths, TOPIC, Workplace},
 };
+use super::signals::{STOP_AND_TIDY, stop_on_signals};
 use crate::output::{Answer, Failure, Output};
 
 #[cfg(feature = "test-switches")]
@@ -91,7 +91,7 @@ impl DemoArgs {
             .seed
             .unwrap_or_else(|| fastrand::u64(..=u64::from(u32::MAX)));
         let input = self.input(seed)?;
-        let stop = stop_on_signals()?;
+        let stop = stop_on_signals(&STOP_AND_TIDY)?;
         let mut workplace = Workplace::create(self.dir.as_deref())?;
         let placement = Placement::find()?;
         let topic = prepare(workplace.paths(), &input, &placement)?;
@@ -184,18 +184,6 @@ impl DemoArgs {
             start_ns: SystemClock.monotonic_ns() + START_DELAY_NS,
         }
     }
-}
-
-/// A flag that SIGINT, SIGTERM and SIGHUP raise: then the processes end, and nothing stays behind.
-pub(crate) fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGHUP, SIGINT, SIGTERM] {
-        let registered = signal_hook::flag::register(signal, Arc::clone(&stop));
-        registered
-            .map_err(|error| Failure::new(format!("cannot handle signal {signal}: {error}")))?;
-    }
-    Ok(stop)
 }
 
 /// Makes what all processes share: the facts, the log with its topic, and the bridge's configuration.

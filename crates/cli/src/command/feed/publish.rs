@@ -22,7 +22,7 @@ use super::{
     sockets::{LinesArgs, nap, retransmit_server},
 };
 use crate::{
-    command::signals::stop_on_signals,
+    command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output, complain},
 };
 
@@ -80,7 +80,7 @@ impl PublishArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let linger = Duration::try_from_secs_f64(self.linger)
             .map_err(|error| Failure::new(format_args!("--linger: {error}")))?;
-        let stop = stop_on_signals()?;
+        let stop = stop_on_signals(&STOP)?;
         let mut itch = file::open_itch(&self.itch)?;
         let state = match &self.state {
             Some(path) => StateDir::open(path),
@@ -231,7 +231,7 @@ struct ReplayedLine {
 
 impl ReplayArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
-        let stop = stop_on_signals()?;
+        let stop = stop_on_signals(&STOP)?;
         let only = match self.only {
             Some(only) => Some(only),
             None => only_destination(&self.capture)?,

@@ -18,7 +18,7 @@ use super::{
     sockets::{SubscribeArgs, nap},
 };
 use crate::{
-    command::signals::stop_on_signals,
+    command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output},
 };
 
@@ -95,7 +95,7 @@ struct LineSummary {
 
 impl ReceiveArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
-        let stop = stop_on_signals()?;
+        let stop = stop_on_signals(&STOP)?;
         let sessions = self.session.map_or(Sessions::Follow, Sessions::Only);
         let mut subscription = self.feed.subscribe(self.from.0, sessions)?;
         let mut file = match &self.out {

@@ -18,7 +18,7 @@ use super::{
     sockets::{LinesArgs, nap},
 };
 use crate::{
-    command::signals::stop_on_signals,
+    command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output},
 };
 
@@ -44,7 +44,7 @@ struct RecordedLine {
 
 impl RecordArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
-        let stop = stop_on_signals()?;
+        let stop = stop_on_signals(&STOP)?;
         let lines = self.lines.options();
         let mut transport = UdpTransport::receiver(&lines, None).map_err(Failure::new)?;
         let unwritable = |error| file::unwritable(&self.capture, &error);

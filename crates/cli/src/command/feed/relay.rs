@@ -16,7 +16,7 @@ use super::{
     sockets::{SubscribeArgs, nap},
 };
 use crate::{
-    command::signals::stop_on_signals,
+    command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output},
 };
 
@@ -59,7 +59,7 @@ struct RelayedLine {
 
 impl RelayArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
-        let stop = stop_on_signals()?;
+        let stop = stop_on_signals(&STOP)?;
         let state = match &self.state {
             Some(path) => StateDir::open(path),
             None => StateDir::default_path().and_then(StateDir::open),

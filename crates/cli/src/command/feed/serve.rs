@@ -16,7 +16,7 @@ use teeline_sync::atomic::Ordering;
 
 use super::sockets::{SubscribeArgs, nap, retransmit_server};
 use crate::{
-    command::signals::stop_on_signals,
+    command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output},
 };
 
@@ -62,7 +62,7 @@ struct StoredLine {
 
 impl StoreArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
-        let stop = stop_on_signals()?;
+        let stop = stop_on_signals(&STOP)?;
         let PlaceArgs { log, topic, source } = self.place;
         let log = Log::open_or_create(&log, &LogOptions::default()).map_err(Failure::new)?;
         let topic = topic_of(&log, &topic)?;
@@ -150,7 +150,7 @@ struct ServedLine {
 
 impl ServeArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
-        let stop = stop_on_signals()?;
+        let stop = stop_on_signals(&STOP)?;
         let log = Log::open(&self.place.log, &LogOptions::read_only()).map_err(Failure::new)?;
         let topic = log.topic(&self.place.topic).map_err(Failure::new)?;
         let mut store = LogStore::new(topic, &self.place.source).map_err(Failure::new)?;

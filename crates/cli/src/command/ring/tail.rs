@@ -12,7 +12,7 @@ use teeline_sync::{
 
 use super::FrameLine;
 use crate::{
-    command::signals::stop_on_signals,
+    command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output},
 };
 
@@ -49,7 +49,7 @@ pub(super) fn parse_join(text: &str) -> Result<Join, String> {
 
 /// Prints what is published until the ring is removed, or SIGINT or SIGTERM comes.
 pub(super) fn tail(ring: &Path, join: Join, out: &mut Output) -> Result<Answer, Failure> {
-    let stop = stop_on_signals()?;
+    let stop = stop_on_signals(&STOP)?;
     let resume = Resume::Oldest;
     let mut observer =
         Observer::attach(ring, &ObserveOptions { join, resume }).map_err(Failure::new)?;
