@@ -7,4 +7,5 @@ pub(crate) mod demo;
 pub(crate) mod feed;
 pub(crate) mod log;
 pub(crate) mod ring;
+pub(crate) mod shared_dir;
 pub(crate) mod signals;

@@ -4,9 +4,8 @@
 //! directory on disk: the log, the positions database, the state directory, the facts, and what the processes say.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    fs, io,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
@@ -15,19 +14,15 @@ use teeline_core::{Name, SourceName};
 use teeline_os::{
     Context,
     file::{self, FilesystemKind},
-    lock::{self, OfdLock},
 };
 
-use crate::output::Failure;
-
-/// Where shared memory is mounted on Linux.
-const SHARED_MEMORY: &str = "/dev/shm";
+use crate::{
+    command::shared_dir::{SHARED_MEMORY, SharedDir},
+    output::Failure,
+};
 
 /// How the name of every directory that a demo makes begins.
 const NAME_PREFIX: &str = "teeline-demo.";
-
-/// File in a ring directory whose lock says that the run is alive.
-const ALIVE: &str = "alive";
 
 /// Space below which a file system counts as full: about what the largest single request of a process is.
 const SPACE_MIN_BYTES: u64 = 2 * 1024 * 1024;
@@ -121,7 +116,8 @@ impl Paths {
 #[derive(Debug)]
 pub(crate) struct Workplace {
     paths: Paths,
-    alive: Option<OfdLock>,
+    /// Where the rings are.
+    _rings: SharedDir,
     /// Whether the run's directory itself was made by us, and goes with what is in it.
     made_dir: bool,
     kept: bool,
@@ -144,30 +140,21 @@ impl Workplace {
         let dir = fs::canonicalize(&dir)
             .context("find", &dir)
             .map_err(Failure::new)?;
-        let rings = match Path::new(SHARED_MEMORY) {
-            shared if shared.is_dir() => {
-                sweep(shared);
-                shared.join(&fresh)
+        let rings = SharedDir::create(NAME_PREFIX, &dir).inspect_err(|_| {
+            if made_dir {
+                // Nothing is in it, and the failure is what there is to tell.
+                drop(fs::remove_dir(&dir));
             }
-            _ => dir.join("rings"),
-        };
-        let mut workplace = Self {
-            paths: Paths { dir, rings },
-            alive: None,
+        })?;
+        let workplace = Self {
+            paths: Paths {
+                dir,
+                rings: rings.path().to_owned(),
+            },
+            _rings: rings,
             made_dir,
             kept: false,
         };
-        // From here on, a failure removes what there is.
-        make(&workplace.paths.rings)?;
-        let path = workplace.paths.rings.join(ALIVE);
-        let alive = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path);
-        let alive = alive.context("create", &path).map_err(Failure::new)?;
-        workplace.alive = OfdLock::try_lock(alive, &path).map_err(Failure::new)?;
         Ok(workplace)
     }
 
@@ -202,8 +189,6 @@ impl Workplace {
 
 impl Drop for Workplace {
     fn drop(&mut self) {
-        // Nobody can be told about a failure here, and there is nothing else to do about it.
-        drop(fs::remove_dir_all(&self.paths.rings));
         if self.kept {
             return;
         }
@@ -289,28 +274,11 @@ fn empty(dir: &Path) {
     }
 }
 
-/// Removes ring directories whose demo was killed: its lock was taken once, as the note in it says, and is free now.
-/// What cannot be looked at belongs to somebody else.
-fn sweep(base: &Path) {
-    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
-        let is_ours = entry
-            .file_name()
-            .to_str()
-            .is_some_and(|name| name.starts_with(NAME_PREFIX));
-        let alive = is_ours
-            .then(|| File::open(entry.path().join(ALIVE)).ok())
-            .flatten();
-        if alive.is_some_and(|alive| lock::owner_note(&alive).is_some() && !lock::is_held(&alive)) {
-            drop(fs::remove_dir_all(entry.path()));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
 
-    use super::{ALIVE, NAME_PREFIX, Workplace, sweep};
+    use super::Workplace;
 
     #[test]
     fn nothing_stays_behind_unless_it_is_kept() {
@@ -349,28 +317,5 @@ mod tests {
             .to_string();
         assert!(error.contains("is not empty: name a directory"), "{error}");
         assert!(base.path().join("mine").exists());
-    }
-
-    #[test]
-    fn rings_of_a_living_demo_stay_and_those_of_a_killed_one_are_swept() {
-        let run = tempfile::tempdir().unwrap();
-        let living = Workplace::create(Some(&run.path().join("living"))).unwrap();
-        let rings = living.paths().rings.clone();
-        let base = rings.parent().unwrap();
-        sweep(base);
-        assert!(rings.join(ALIVE).exists());
-
-        let killed = base.join(format!("{NAME_PREFIX}killed.{}", std::process::id()));
-        fs::create_dir(&killed).unwrap();
-        fs::copy(rings.join(ALIVE), killed.join(ALIVE)).unwrap();
-        let half_made = base.join(format!("{NAME_PREFIX}half-made.{}", std::process::id()));
-        fs::create_dir(&half_made).unwrap();
-        sweep(base);
-        assert!(!killed.exists());
-        assert!(
-            half_made.exists(),
-            "nobody has proved that its maker is dead"
-        );
-        fs::remove_dir(half_made).unwrap();
     }
 }
