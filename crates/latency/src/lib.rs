@@ -27,8 +27,13 @@ mod buckets;
 mod layout;
 pub mod limit;
 mod page;
+pub mod raw;
 mod summary;
+mod ticks;
+mod times;
 mod words;
 
 pub use page::{AttachError, CoreRecorder, CreateError, PageOwner};
 pub use summary::Summary;
+pub use ticks::{Stopwatch, ticks};
+pub use times::Times;
