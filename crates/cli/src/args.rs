@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     command::{
+        bench::{BenchVerb, WorkerArgs},
         bridge::BridgeVerb,
         crash_lab::{ConsumerArgs, CrashLabArgs},
         demo::{DemoArgs, RoleArgs},
@@ -45,12 +46,18 @@ enum Verb {
     /// Market data over multicast (MoldUDP64), and captures of it.
     #[command(subcommand)]
     Feed(FeedVerb),
+    /// Measure this host: teeline beside the limit of the machine.
+    #[command(subcommand)]
+    Bench(BenchVerb),
     /// Be one process of the demo, which starts it.
     #[command(hide = true)]
     DemoRole(RoleArgs),
     /// Be a consumer of the crash lab, which starts it.
     #[command(hide = true)]
     CrashLabConsumer(ConsumerArgs),
+    /// Be one process of a bench, which starts it.
+    #[command(hide = true)]
+    BenchWorker(WorkerArgs),
 }
 
 /// Runs the command line `args`, the program's name first, and returns the exit status.
@@ -73,8 +80,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Verb::Log(verb) => verb.run(&mut out),
         Verb::Bridge(verb) => verb.run(&mut out),
         Verb::Feed(verb) => verb.run(&mut out),
+        Verb::Bench(verb) => verb.run(&mut out),
         Verb::DemoRole(role) => role.run(),
         Verb::CrashLabConsumer(consumer) => consumer.run(),
+        Verb::BenchWorker(worker) => worker.run(),
     };
     Answer::exit(answer)
 }

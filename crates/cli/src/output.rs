@@ -49,6 +49,14 @@ impl From<io::Error> for Failure {
 }
 
 impl Answer {
+    /// Fine if both are.
+    pub(crate) fn and(self, other: Self) -> Self {
+        match self {
+            Self::Fine => other,
+            Self::No => Self::No,
+        }
+    }
+
     /// Reports a failure on standard error and gives the exit status.
     pub(crate) fn exit(answer: Result<Self, Failure>) -> ExitCode {
         match answer {

@@ -1,5 +1,6 @@
 //! One module per group of verbs.
 
+pub(crate) mod bench;
 pub(crate) mod bridge;
 pub(crate) mod bytes;
 pub(crate) mod crash_lab;

@@ -1,0 +1,468 @@
+//! Rounds in pairs, ours beside the limit's, and a verdict on both.
+
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    ratio::Median,
+    round::{Round, Rounds, figure_of, rounded},
+    stage::Stage,
+};
+use crate::output::{Answer, Failure, Output, complain};
+
+/// A probe this far from the median of all, as a factor either way, says that the machine was another one just then: a
+/// host that has moved a virtual core, another load.
+const FAR_OFF: f64 = 1.35;
+
+/// At most as many pairs are run for each that is wanted, before those that count are taken for enough.
+const PAIRS_PER_WANTED: usize = 2;
+
+/// What one regime of a bench is, as it is printed.
+#[derive(Debug, Clone)]
+pub(crate) struct Case {
+    /// Name of the bench.
+    pub(crate) bench: &'static str,
+    /// What was chosen: everything that the figures depend on and that is not the machine.
+    pub(crate) params: Vec<(&'static str, Value)>,
+    /// The figure whose ratio counts: `p50_ns`, `msgs_per_s`.
+    pub(crate) main: &'static str,
+    /// What the limit is, in words.
+    pub(crate) limit: String,
+    /// What the ratio, ours to the limit's, is to be.
+    pub(crate) target: Option<Target>,
+}
+
+/// What a ratio is to be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Target {
+    /// For times.
+    AtMost(f64),
+    /// For rates.
+    AtLeast(f64),
+}
+
+/// One regime of a bench: ours and its limit, a round at a time, each on fresh memory.
+pub(crate) trait Regime {
+    /// What it is.
+    fn case(&self) -> Case;
+
+    /// A round of ours.
+    fn ours(&mut self) -> Result<Round, Failure>;
+
+    /// A round of the limit: the least that the machine charges for the same.
+    fn limit(&mut self) -> Result<Round, Failure>;
+
+    /// What the machine charges just now for something that has nothing to do with either, in any unit: the raw round
+    /// trip of [`Crew::probe`](super::crew::Crew::probe), as a rule.
+    fn probe(&mut self) -> Result<f64, Failure>;
+
+    /// Others measured beside: a round of each in every pair, by name.
+    fn peers(&mut self) -> Result<Vec<(&'static str, Round)>, Failure> {
+        Ok(Vec::new())
+    }
+}
+
+/// One pair of rounds, and the probes around and between them.
+#[derive(Debug)]
+struct Pair {
+    ours: Round,
+    limit: Round,
+    peers: Vec<(&'static str, Round)>,
+    probes: [f64; 3],
+}
+
+/// Runs a regime and prints its object, or a table for people. The answer is no when what arrived is not what was sent.
+pub(crate) fn measure(
+    stage: &Stage,
+    regime: &mut impl Regime,
+    out: &mut Output,
+) -> Result<Answer, Failure> {
+    // Not counted: cores wake up, files are opened for the first time. But what arrives is looked at.
+    let warm_up = [regime.ours()?, regime.limit()?];
+    let mut pairs = Vec::new();
+    let mut before = regime.probe()?;
+    let counts = loop {
+        stage.check_stop()?;
+        let (pair, after) = one_pair(regime, before, pairs.len() % 2 == 1)?;
+        before = after;
+        pairs.push(pair);
+        let probes: Vec<[f64; 3]> = pairs.iter().map(|pair| pair.probes).collect();
+        let counts = which_count(&probes);
+        let kept = counts.iter().filter(|counts| **counts).count();
+        if kept >= stage.pairs || pairs.len() >= stage.pairs * PAIRS_PER_WANTED {
+            break counts;
+        }
+    };
+    let report = Report::of(regime.case(), &warm_up, &pairs, &counts);
+    report.print(stage, out)?;
+    if report.wrong > 0 {
+        complain(&format_args!(
+            "{}: {} of {} messages arrived other than they were sent",
+            report.case.bench, report.wrong, report.checked
+        ));
+        return Ok(Answer::No);
+    }
+    Ok(Answer::Fine)
+}
+
+/// Runs one pair; which comes first takes turns, so that what drifts favours neither.
+fn one_pair(
+    regime: &mut impl Regime,
+    before: f64,
+    limit_first: bool,
+) -> Result<(Pair, f64), Failure> {
+    let (ours, limit, between);
+    if limit_first {
+        limit = regime.limit()?;
+        between = regime.probe()?;
+        ours = regime.ours()?;
+    } else {
+        ours = regime.ours()?;
+        between = regime.probe()?;
+        limit = regime.limit()?;
+    }
+    let after = regime.probe()?;
+    let pair = Pair {
+        ours,
+        limit,
+        peers: regime.peers()?,
+        probes: [before, between, after],
+    };
+    Ok((pair, after))
+}
+
+/// Which pairs count: those whose probes are all near the median of all probes.
+fn which_count(probes: &[[f64; 3]]) -> Vec<bool> {
+    let Some(median) = Median::of(probes.iter().flatten().copied()) else {
+        return Vec::new();
+    };
+    let near = |probe: f64| (1.0 / FAR_OFF..=FAR_OFF).contains(&(probe / median.value));
+    probes
+        .iter()
+        .map(|probes| probes.iter().all(|probe| near(*probe)))
+        .collect()
+}
+
+/// What is printed of a regime.
+#[derive(Debug)]
+struct Report {
+    case: Case,
+    ours: Map<String, Value>,
+    limit: Map<String, Value>,
+    peers: Vec<(&'static str, Map<String, Value>, Option<Median>)>,
+    ratio: Option<Median>,
+    probe: Option<Median>,
+    pairs: usize,
+    dropped: usize,
+    checked: u64,
+    wrong: u64,
+}
+
+impl Report {
+    fn of(case: Case, warm_up: &[Round], pairs: &[Pair], counts: &[bool]) -> Self {
+        let kept = || pairs.iter().zip(counts).filter(|(_, counts)| **counts);
+        let mut all = Rounds::default();
+        for round in warm_up {
+            all.count(round);
+        }
+        for pair in pairs {
+            all.count(&pair.ours);
+            all.count(&pair.limit);
+            for (_, peer) in &pair.peers {
+                all.count(peer);
+            }
+        }
+        let together = |of: &dyn Fn(&Pair) -> Option<Round>| {
+            let mut rounds = Rounds::default();
+            let each = kept().filter_map(|(pair, _)| of(pair));
+            each.for_each(|round| rounds.add(&round));
+            rounds.figures()
+        };
+        let ratio = |of: &dyn Fn(&Pair) -> Option<Round>| {
+            Median::of(kept().filter_map(|(pair, _)| {
+                let ours = figure_of(&of(pair)?, case.main)?;
+                let limit = figure_of(&pair.limit, case.main)?;
+                Some(ours / limit)
+            }))
+        };
+        let names = pairs.first().map_or(&[][..], |pair| &pair.peers);
+        let peers = names.iter().enumerate().map(|(at, (name, _))| {
+            let of = |pair: &Pair| pair.peers.get(at).map(|(_, round)| round.clone());
+            (*name, together(&of), ratio(&of))
+        });
+        Self {
+            ours: together(&|pair| Some(pair.ours.clone())),
+            limit: together(&|pair| Some(pair.limit.clone())),
+            peers: peers.collect(),
+            ratio: ratio(&|pair| Some(pair.ours.clone())),
+            probe: Median::of(pairs.iter().flat_map(|pair| pair.probes)),
+            pairs: kept().count(),
+            dropped: pairs.len() - kept().count(),
+            checked: all.checked,
+            wrong: all.wrong,
+            case,
+        }
+    }
+
+    /// Whether the target is met; none where there is no target, or nothing to tell by.
+    fn met(&self) -> Option<bool> {
+        Some(self.case.target?.is_met_by(self.ratio?.value))
+    }
+
+    fn print(&self, stage: &Stage, out: &mut Output) -> Result<(), Failure> {
+        if out.is_json() {
+            out.object(&self.object(stage))?;
+        } else {
+            self.text(out)?;
+        }
+        out.flush()
+    }
+
+    fn object(&self, stage: &Stage) -> Value {
+        let mut object = head(&self.case);
+        let mut put = |key: &str, value: Value| object.insert(key.to_owned(), value);
+        for (name, value) in &self.ours {
+            put(name, value.clone());
+        }
+        let mut limit = self.limit.clone();
+        limit.insert("is".to_owned(), self.case.limit.clone().into());
+        put("limit", limit.into());
+        if let Some(ratio) = self.ratio {
+            put("ratio", thousandths(ratio.value));
+            put("ratio_lo", thousandths(ratio.lo));
+            put("ratio_hi", thousandths(ratio.hi));
+        }
+        put("main", self.case.main.into());
+        put("pairs", self.pairs.into());
+        put("dropped", self.dropped.into());
+        if let Some(probe) = self.probe {
+            put(
+                "probe",
+                json!({ "p50": rounded(probe.value), "lo": rounded(probe.lo), "hi": rounded(probe.hi) }),
+            );
+        }
+        if let Some(target) = self.case.target {
+            put("target", target.object());
+        }
+        if let Some(met) = self.met() {
+            put("met", met.into());
+        }
+        if !self.peers.is_empty() {
+            let rows = self.peers.iter().map(|(name, figures, ratio)| {
+                let mut row = figures.clone();
+                row.insert("is".to_owned(), (*name).into());
+                if let Some(ratio) = ratio {
+                    row.insert("ratio".to_owned(), thousandths(ratio.value));
+                    row.insert("ratio_lo".to_owned(), thousandths(ratio.lo));
+                    row.insert("ratio_hi".to_owned(), thousandths(ratio.hi));
+                }
+                Value::from(row)
+            });
+            put("rows", rows.collect());
+        }
+        put("checked", self.checked.into());
+        put("wrong", self.wrong.into());
+        put("seed", stage.seed.into());
+        put("short", stage.short.into());
+        object.into()
+    }
+
+    fn text(&self, out: &mut Output) -> Result<(), Failure> {
+        out.line(title(&self.case))?;
+        let names: Vec<&String> = self.ours.keys().chain(self.limit.keys()).collect();
+        let mut columns: Vec<&str> = Vec::new();
+        for name in ORDER
+            .iter()
+            .copied()
+            .chain(names.iter().map(|name| name.as_str()))
+        {
+            let known = names.iter().any(|known| known.as_str() == name);
+            if known && !columns.contains(&name) {
+                columns.push(name);
+            }
+        }
+        let mut heads = vec![""];
+        heads.extend(&columns);
+        heads.push("ratio");
+        let row = |what: &str, figures: &Map<String, Value>, ratio: Option<Median>| {
+            let mut row = vec![what.to_owned()];
+            row.extend(columns.iter().map(|name| readable(figures.get(*name))));
+            row.push(ratio.map_or(String::new(), |ratio| {
+                format!("{:.3} ({:.3} to {:.3})", ratio.value, ratio.lo, ratio.hi)
+            }));
+            row
+        };
+        let mut rows = vec![
+            row("ours", &self.ours, self.ratio),
+            row(&self.case.limit, &self.limit, None),
+        ];
+        for (name, figures, ratio) in &self.peers {
+            rows.push(row(name, figures, *ratio));
+        }
+        out.table(&heads, &rows)?;
+        let verdict = match (self.case.target, self.met()) {
+            (Some(target), Some(true)) => format!("; target {target}: met"),
+            (Some(target), _) => format!("; target {target}: not met"),
+            (None, _) => String::new(),
+        };
+        out.line(format_args!(
+            "ratio of {} over {} pairs of rounds, {} dropped{verdict}",
+            self.case.main, self.pairs, self.dropped
+        ))?;
+        out.line(format_args!(
+            "{} messages compared with what was sent, {} wrong",
+            self.checked, self.wrong
+        ))?;
+        out.line("")
+    }
+}
+
+/// Prints that a regime cannot be measured here, and why. That is an answer, and a fine one.
+pub(crate) fn skip(case: &Case, reason: &str, out: &mut Output) -> Result<Answer, Failure> {
+    if out.is_json() {
+        let mut object = head(case);
+        object.insert("skipped".to_owned(), reason.into());
+        if let Some(target) = case.target {
+            object.insert("target".to_owned(), target.object());
+        }
+        out.object(&object)?;
+    } else {
+        out.line(title(case))?;
+        out.line(format_args!("skipped: {reason}"))?;
+        out.line("")?;
+    }
+    out.flush()?;
+    Ok(Answer::Fine)
+}
+
+/// Columns that come first, in this order.
+const ORDER: [&str; 5] = ["p50_ns", "p99_ns", "p999_ns", "p9999_ns", "max_ns"];
+
+fn head(case: &Case) -> Map<String, Value> {
+    let mut object = Map::new();
+    object.insert("bench".to_owned(), case.bench.into());
+    let params: Map<String, Value> = case
+        .params
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), value.clone()))
+        .collect();
+    object.insert("params".to_owned(), params.into());
+    object
+}
+
+fn title(case: &Case) -> String {
+    let params = case.params.iter().map(|(key, value)| match value {
+        Value::String(text) => format!("{key} {text}"),
+        value => format!("{key} {value}"),
+    });
+    format!("{}: {}", case.bench, Vec::from_iter(params).join(", "))
+}
+
+/// A ratio as it is printed.
+fn thousandths(ratio: f64) -> Value {
+    ((ratio * 1e3).round() / 1e3).into()
+}
+
+/// A figure for people: millions and more as such.
+fn readable(value: Option<&Value>) -> String {
+    match value {
+        None => "-".to_owned(),
+        Some(value) => match value.as_f64() {
+            Some(number) if number >= 1e9 => format!("{:.2} G", number / 1e9),
+            Some(number) if number >= 1e6 => format!("{:.1} M", number / 1e6),
+            _ => value.to_string(),
+        },
+    }
+}
+
+impl Target {
+    fn is_met_by(self, ratio: f64) -> bool {
+        match self {
+            Self::AtMost(most) => ratio <= most,
+            Self::AtLeast(least) => ratio >= least,
+        }
+    }
+
+    fn object(self) -> Value {
+        match self {
+            Self::AtMost(most) => json!({ "ratio_at_most": most }),
+            Self::AtLeast(least) => json!({ "ratio_at_least": least }),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(most) => write!(f, "at most {most}"),
+            Self::AtLeast(least) => write!(f, "at least {least}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Case, Pair, Report, Target, which_count};
+    use crate::command::bench::round::Round;
+
+    fn rate(rate: f64) -> Round {
+        Round::new().figure("msgs_per_s", rate).checked(10, 0)
+    }
+
+    fn pair(ours: f64, limit: f64, probe: f64) -> Pair {
+        Pair {
+            ours: rate(ours),
+            limit: rate(limit),
+            peers: vec![("peer", rate(ours / 2.0))],
+            probes: [probe; 3],
+        }
+    }
+
+    #[test]
+    fn pairs_with_a_probe_far_from_the_median_do_not_count() {
+        let probes = [
+            [360.0, 350.0, 370.0],
+            [365.0, 365.0, 60.0],
+            [340.0, 520.0, 480.0],
+            [390.0, 400.0, 395.0],
+        ];
+        assert_eq!(which_count(&probes), [true, false, false, true]);
+        assert!(which_count(&[]).is_empty());
+    }
+
+    #[test]
+    fn the_ratio_is_the_median_over_pairs_that_count_and_not_that_of_medians() {
+        let case = Case {
+            bench: "test",
+            params: Vec::new(),
+            main: "msgs_per_s",
+            limit: "nothing".to_owned(),
+            target: Some(Target::AtLeast(0.8)),
+        };
+        let pairs = [
+            pair(90.0, 100.0, 360.0),
+            pair(45.0, 50.0, 361.0),
+            pair(500.0, 1_000.0, 60.0),
+            pair(180.0, 200.0, 362.0),
+        ];
+        let report = Report::of(case, &[rate(1.0)], &pairs, &[true, true, false, true]);
+        let ratio = report.ratio.unwrap();
+        assert!((ratio.value - 0.9).abs() < 1e-9, "{ratio:?}");
+        assert_eq!((report.pairs, report.dropped), (3, 1));
+        assert_eq!(report.met(), Some(true));
+        // The dropped round and the warm-up count for what arrived, and for no figure.
+        assert_eq!((report.checked, report.wrong), (130, 0));
+        assert_eq!(report.ours["msgs_per_s"], 90);
+        let (name, figures, ratio) = &report.peers[0];
+        assert_eq!((*name, &figures["msgs_per_s"]), ("peer", &45.into()));
+        assert!((ratio.unwrap().value - 0.45).abs() < 1e-9);
+    }
+
+    #[test]
+    fn targets_are_met_on_their_line() {
+        assert!(Target::AtMost(1.05).is_met_by(1.05) && !Target::AtMost(1.05).is_met_by(1.051));
+        assert!(Target::AtLeast(0.8).is_met_by(0.8) && !Target::AtLeast(0.8).is_met_by(0.799));
+        assert_eq!(Target::AtLeast(0.8).to_string(), "at least 0.8");
+    }
+}

@@ -1,0 +1,203 @@
+//! `teeline bench`, in its short form: that it measures what it says, and that what it prints can be relied on.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod run;
+
+use std::{
+    fs,
+    path::Path,
+    process::Stdio,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use run::{Ran, teeline};
+use serde_json::{Value, json};
+use teeline_os::cpu;
+
+/// Benches take turns: each spins on two cores, and there may be no more.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The right to run benches on two cores; `None`, and a word about it, where there is one.
+fn two_cores() -> Option<MutexGuard<'static, ()>> {
+    if cpu::allowed().unwrap().len() < 2 {
+        eprintln!("skipped: a bench between two cores (one core allowed)");
+        return None;
+    }
+    Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn bench(name: &'static str, args: &[&'static str]) -> Ran {
+    let begin = ["bench", name, "--short", "--json", "--seed=7"];
+    teeline(begin.into_iter().chain(args.iter().copied())).run()
+}
+
+/// What every object of a bench has, whatever it measures.
+#[track_caller]
+fn check(object: &Value, name: &str, figures: &[&str]) {
+    assert_eq!(object["bench"], name, "{object}");
+    for figure in figures {
+        for of in [object, &object["limit"]] {
+            assert!(of[figure].as_f64().unwrap() > 0.0, "{figure}: {object}");
+        }
+    }
+    let [lo, ratio, hi] =
+        ["ratio_lo", "ratio", "ratio_hi"].map(|key| object[key].as_f64().unwrap());
+    assert!(0.0 < lo && lo <= ratio && ratio <= hi, "{object}");
+    let pairs = object["pairs"].as_u64().unwrap();
+    assert!((1..=6).contains(&pairs), "{object}");
+    assert!(object["checked"].as_u64().unwrap() > 0, "{object}");
+    assert_eq!(
+        (&object["wrong"], &object["seed"], &object["short"]),
+        (&json!(0), &json!(7), &json!(true))
+    );
+    if let Some(target) = object.get("target") {
+        let met = match (&target["ratio_at_most"], &target["ratio_at_least"]) {
+            (most, Value::Null) => ratio <= most.as_f64().unwrap(),
+            (_, least) => ratio >= least.as_f64().unwrap(),
+        };
+        assert_eq!(object["met"], met, "{object}");
+    }
+}
+
+const TIMES: [&str; 5] = ["p50_ns", "p99_ns", "p999_ns", "p9999_ns", "max_ns"];
+const RATES: [&str; 2] = ["msgs_per_s", "bytes_per_s"];
+
+#[test]
+fn round_trips_of_the_sizes_with_a_target_are_measured_beside_their_limits() {
+    let Some(_turn) = two_cores() else { return };
+    let objects = bench("rtt", &[]).fine().objects();
+    let sizes: Vec<_> = objects
+        .iter()
+        .map(|object| (&object["params"]["size"], &object["target"]))
+        .collect();
+    let at_most = |ratio: f64| json!({ "ratio_at_most": ratio });
+    assert_eq!(
+        sizes,
+        [
+            (&json!(32), &at_most(1.05)),
+            (&json!(32), &at_most(1.08)),
+            (&json!(64), &at_most(1.0)),
+            (&json!(1024), &at_most(1.15)),
+        ]
+    );
+    for object in &objects {
+        check(object, "rtt", &TIMES);
+        let ordered = TIMES.map(|key| object[key].as_f64().unwrap());
+        assert!(ordered.is_sorted(), "{object}");
+    }
+}
+
+#[test]
+fn throughput_of_the_sizes_with_a_target_is_measured_beside_raw_streams() {
+    let Some(_turn) = two_cores() else { return };
+    let objects = bench("throughput", &[]).fine().objects();
+    let regimes: Vec<_> = objects
+        .iter()
+        .map(|object| (&object["params"]["size"], &object["params"]["align"]))
+        .collect();
+    let expected = [(48, 64), (64, 16), (64, 64), (1_024, 64), (65_536, 64)];
+    let expected = expected.map(|(size, align)| (json!(size), json!(align)));
+    assert_eq!(
+        regimes,
+        expected.each_ref().map(|(size, align)| (size, align))
+    );
+    for object in &objects {
+        check(object, "throughput", &RATES);
+        assert!(object["target"]["ratio_at_least"].is_number(), "{object}");
+    }
+}
+
+#[test]
+fn any_size_and_alignment_can_be_asked_for() {
+    let Some(_turn) = two_cores() else { return };
+    for (name, size, figures) in [
+        ("rtt", "--size=61", &TIMES[..]),
+        ("throughput", "--size=200", &RATES),
+    ] {
+        let objects = bench(
+            name,
+            &[size, "--align=16", "--capacity=65536", "--rounds=1"],
+        );
+        let objects = objects.fine().objects();
+        assert_eq!(objects.len(), 1);
+        check(&objects[0], name, figures);
+        let expected: usize = size.trim_start_matches("--size=").parse().unwrap();
+        assert_eq!(
+            objects[0]["params"],
+            json!({ "size": expected, "align": 16, "capacity": 65_536 })
+        );
+        assert!(objects[0].get("target").is_none());
+    }
+}
+
+#[test]
+fn people_get_a_table_with_limit_and_target() {
+    let Some(_turn) = two_cores() else { return };
+    let said = teeline(["bench", "rtt", "--short", "--rounds=1"])
+        .run()
+        .fine()
+        .stdout;
+    assert!(
+        said.starts_with("rtt: size 32, align 64, capacity 1048576\n"),
+        "{said}"
+    );
+    for words in [
+        "p9999_ns",
+        "raw, flag and payload in one line",
+        "target at most 1.08: ",
+        ", 0 wrong",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+}
+
+#[test]
+fn one_core_is_too_few_and_is_said_so_for_each_regime() {
+    let core = format!("--cores={}", cpu::allowed().unwrap()[0]);
+    let ran = teeline(["bench", "rtt", "--json"]).arg(core).run().fine();
+    let objects = ran.objects();
+    assert_eq!(objects.len(), 4);
+    for object in objects {
+        assert_eq!(object["skipped"], "2 cores wanted, 1 given");
+        assert!(object.get("ratio").is_none());
+    }
+}
+
+#[test]
+fn wrong_use_is_refused_with_a_reason() {
+    let refused = |args: &[&'static str]| {
+        let args = ["bench"].into_iter().chain(args.iter().copied());
+        teeline(args).run().refused()
+    };
+    let text = refused(&["rtt", "--cores=100000"]);
+    assert!(text.contains("CPU 100000 is none of those"), "{text}");
+    let text = teeline(["bench", "rtt"])
+        .arg(format!("--cores={0},{0}", cpu::allowed().unwrap()[0]))
+        .run()
+        .refused();
+    assert!(text.contains("twice: each process spins"), "{text}");
+    if let Some(_turn) = two_cores() {
+        // What the processes cannot do is told by the command, in one line.
+        let text = refused(&["throughput", "--short", "--size=4096", "--capacity=4096"]);
+        assert!(text.contains("4096"), "{text}");
+    }
+}
+
+#[test]
+fn nothing_stays_behind_in_shared_memory() {
+    let Some(_turn) = two_cores() else { return };
+    if !Path::new("/dev/shm").is_dir() {
+        eprintln!("skipped: what a bench leaves in /dev/shm (there is none)");
+        return;
+    }
+    let mut command = teeline(["bench", "rtt", "--short", "--rounds=1"]).command();
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let prefix = format!("teeline-bench.{}.", child.id());
+    assert!(child.wait().unwrap().success());
+    let left = fs::read_dir("/dev/shm").unwrap().flatten();
+    let left: Vec<_> = left
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .filter(|name| name.starts_with(&prefix))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
