@@ -501,6 +501,8 @@ fn a_consumer_whose_offset_the_log_has_dropped_stops_with_the_lost_range_until_i
     for extension in ["log", "index"] {
         fs::remove_file(first.with_extension(extension)).unwrap();
     }
+    // As after a restart of the system: what readers look at first is made anew, from the files that are there.
+    fs::remove_file(first.with_file_name("watermark")).unwrap();
     let log = Log::open(
         world.dir.path().join("log"),
         &LogOptions {
