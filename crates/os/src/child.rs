@@ -19,6 +19,7 @@
 use std::{
     env,
     io::{self, BufRead, BufReader, Write},
+    os::unix::process::ExitStatusExt,
     path::Path,
     process::{self, Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     time::Duration,
@@ -243,6 +244,23 @@ impl TestProcess {
     /// Kills the child with SIGKILL and does not wait until it is gone.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
+    }
+
+    /// How the child ended, if it has.
+    ///
+    /// # Panics
+    /// When the system does not say.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("it is our child")
+    }
+
+    /// Waits until a child that was killed is gone.
+    ///
+    /// # Panics
+    /// When it ended in another way.
+    pub fn wait_killed(&mut self) {
+        let status = self.child.wait().expect("it is our child");
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "{status:?}");
     }
 
     /// Waits for the child's end.

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod observers;
+mod storm;
 
 use std::{
     collections::BTreeSet,
@@ -46,6 +47,7 @@ fn child_process() {
         Some("opener") => opener(),
         Some("observer") => observers::observer(),
         Some("broadcaster") => observers::broadcaster(),
+        Some("actor") => storm::actor(),
         Some("stranger") => observers::stranger(),
         Some("remover") => remover(),
         Some("user of a small file system") => user_of_a_small_file_system(),
