@@ -16,6 +16,7 @@ use teeline_core::{Epoch, Name, Offset, Partition, SourceName};
 use crate::{
     AppendError, DiskStorage, LastStored, Progress, ReadError, Reader, ResumeError, ResumePoint,
     Succession, Topic, TopicConfig, Writer, WriterError, format,
+    helper::Helper,
     storage::{Access, LockError, Storage, StorageError},
     topic::{self, Env},
     writer,
@@ -365,6 +366,7 @@ impl Log {
                     root: root.to_owned(),
                     storage,
                     options: options.clone(),
+                    helper: Helper::default(),
                 }),
                 topics: Mutex::new(BTreeMap::new()),
             }),
@@ -423,6 +425,7 @@ impl Log {
             root,
             storage,
             options,
+            ..
         } = &**self.env();
         if options.access == Access::Read {
             return Err(TopicError::ReadOnly { root: root.clone() });

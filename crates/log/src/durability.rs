@@ -3,14 +3,25 @@
 use std::{fmt, time::Duration};
 
 /// When appended records are synced. Belongs to the topic.
+///
+/// | | a killed process takes | a power cut takes | readers see |
+/// |---|---|---|---|
+/// | [`SyncEachBatch`](Self::SyncEachBatch) | nothing that was answered | nothing that was answered | what is synced |
+/// | [`SyncEvery`](Self::SyncEvery) | nothing that was written | what was answered in the last interval | what is written |
+/// | [`LeaveToOs`](Self::LeaveToOs) | nothing that was written | up to 16 MiB and one batch | what is written |
+///
+/// What a power cut took of what had been answered is told by a `Lost` record, and its offsets are not given again. A
+/// process that is killed in an append has stored the batch or nothing of it, and was not told; append it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// Before the append is answered: what was answered survives a power cut, and readers see only what does.
+    /// Before the append is answered. Appends that come while a sync is under way share the next one, whichever thread
+    /// of whichever process they come from.
     SyncEachBatch,
-    /// At the first append after this time has passed since the last sync, or at [`Topic::sync`](crate::Topic::sync):
-    /// a power cut takes what was answered since. A killed process takes nothing.
+    /// Within this time, by a thread of the log that appended, whether or not more is appended; or at once by
+    /// [`Topic::sync`](crate::Topic::sync). If that process is killed, another that has the partition open for
+    /// appending does it in its place; if there is none, it is left to the next one.
     SyncEvery(Duration),
-    /// When the kernel writes it out, and at a roll: a power cut may take up to 16 MiB. A killed process takes nothing.
+    /// When the kernel writes it out, or every 8 MiB by a thread of the log that appended.
     LeaveToOs,
 }
 

@@ -37,6 +37,7 @@ mod durability;
 pub mod fake;
 pub mod format;
 pub mod groups;
+mod helper;
 mod inspect;
 mod partition;
 mod partitioner;

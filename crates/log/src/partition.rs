@@ -12,21 +12,22 @@ mod reload;
 mod syncer;
 
 use std::{
-    fmt,
+    fmt, mem,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use teeline_core::{Epoch, Offset, Partition as Number, SourceId};
 
-use self::appender::Appender;
+use self::appender::{Appender, Wishes};
 use crate::{
-    AppendError, BatchAnswer, NewRecord, ReadError, RecoveryReport, TopicConfig,
+    AppendError, BatchAnswer, Durability, NewRecord, ReadError, RecoveryReport, TopicConfig,
     format::{
         snapshot::{self, Cursor},
         state::State,
         watermark::{self, Word},
     },
+    helper::Lane,
     producers::Producers,
     recovery::{self, Found},
     segment,
@@ -129,6 +130,15 @@ impl Partition {
         Ok(slot
             .clone()
             .filter(|page| is_current(&**page, self.storage())))
+    }
+
+    /// End of what is durable, as far as anybody noted.
+    pub(crate) fn durable(&self) -> Result<Offset, ReadError> {
+        match self.page()? {
+            Some(page) => Ok(Offset(page.load(Word::Durable))),
+            // What is there came from the device.
+            None => Ok(self.ends()?.0),
+        }
     }
 
     /// Log end and high watermark.
@@ -262,24 +272,48 @@ impl Partition {
 
     /// Appends a batch of a source in one of its lives.
     pub(crate) fn append(
-        &self,
+        self: &Arc<Self>,
         source: SourceId,
         epoch: Epoch,
         batch: &[NewRecord<'_>],
         dedup: bool,
     ) -> Result<BatchAnswer, AppendError> {
         append::check_batch(batch, &self.config)?;
-        let (syncer, mut answer, written) = self.with_appender(|appender| {
+        let (syncer, mut answer, written, wishes) = self.with_appender(|appender| {
             appender.prepare(source, epoch, batch);
             let (answer, written) =
                 appender.locked(|appender| appender.append(source, epoch, batch, dedup))?;
-            Ok((Arc::clone(&appender.syncer), answer, written))
+            let wishes = mem::take(&mut appender.wishes);
+            Ok((Arc::clone(&appender.syncer), answer, written, wishes))
         })?;
         // Outside of all locks: others append meanwhile, and one sync serves all who wait.
         if let Some(written) = written {
             answer.durable = syncer.commit(&written)?;
         }
+        self.grant(&wishes)?;
         Ok(answer)
+    }
+
+    /// Has done aside what came up while appending.
+    fn grant(self: &Arc<Self>, wishes: &Wishes) -> Result<(), AppendError> {
+        let storage = self.storage();
+        let run = |lane, job| {
+            let partition = Arc::downgrade(self);
+            self.env.helper.run(storage, lane, partition, job)
+        };
+        if wishes.checkpoint {
+            run(Lane::Durability, Self::checkpoint_aside)?;
+        }
+        if wishes.next_segment {
+            run(Lane::Space, Self::prepare_next)?;
+        }
+        if let Durability::SyncEvery(interval) = self.config.durability
+            && wishes.watch
+        {
+            let partition = Arc::downgrade(self);
+            self.env.helper.watch(storage, partition, interval);
+        }
+        Ok(())
     }
 
     /// Makes everything written durable.

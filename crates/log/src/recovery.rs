@@ -50,6 +50,16 @@ pub(crate) fn sync_lock_path(dir: &Path) -> PathBuf {
     dir.join("sync.lock")
 }
 
+/// Held by whoever prepares the next segment.
+pub(crate) fn next_lock_path(dir: &Path) -> PathBuf {
+    dir.join("next.lock")
+}
+
+/// The next segment, written ahead; it gets its name when it is its turn.
+pub(crate) fn next_segment_path(dir: &Path) -> PathBuf {
+    dir.join("next.segment")
+}
+
 /// The two snapshot files.
 pub(crate) fn snapshot_paths(dir: &Path) -> [PathBuf; 2] {
     ["a", "b"].map(|slot| dir.join(format!("producers.snapshot.{slot}")))

@@ -12,7 +12,9 @@ use teeline_core::{Identity, Name, Offset, Partition as Number, SourceId};
 
 use self::config::Description;
 use crate::{
-    AppendError, LastStored, LogOptions, ReadError, Reader, RecoveryReport, TopicError, partition,
+    AppendError, LastStored, LogOptions, ReadError, Reader, RecoveryReport, TopicError,
+    helper::Helper,
+    partition,
     partition::Partition,
     partition_for_key,
     storage::{Access, Storage, StorageError},
@@ -89,6 +91,7 @@ pub(crate) struct Env {
     pub(crate) root: PathBuf,
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) options: LogOptions,
+    pub(crate) helper: Helper,
 }
 
 /// A topic of an open log. Clones are the same topic.
@@ -274,6 +277,14 @@ impl Topic {
     /// When the partition cannot be read.
     pub fn high_watermark(&self, partition: Number) -> Result<Offset, ReadError> {
         Ok(self.to_read(partition)?.ends()?.1)
+    }
+
+    /// End of what is synced: records below it survive a power cut.
+    ///
+    /// # Errors
+    /// When the partition cannot be read.
+    pub fn durable(&self, partition: Number) -> Result<Offset, ReadError> {
+        self.to_read(partition)?.durable()
     }
 
     /// Reads a partition from an offset on.

@@ -20,7 +20,7 @@ layout! { USED_BYTES = 144;
     WAITING: u64 = 112,
     FREED: u64 = 120,
     FORGOTTEN: u64 = 128,
-    RESERVED: u64 = 136,
+    PREPARED: u64 = 136,
 }
 
 /// Length of the file: one page.
@@ -66,11 +66,13 @@ pub enum Word {
     Freed,
     /// How often what was written and not durable was taken back.
     Forgotten,
+    /// One more than the base offset of the newest segment that was written ahead as a whole.
+    Prepared,
 }
 
 impl Word {
     /// All words.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Magic,
         Self::Boot,
         Self::Term,
@@ -88,6 +90,7 @@ impl Word {
         Self::Waiting,
         Self::Freed,
         Self::Forgotten,
+        Self::Prepared,
     ];
 
     /// Where the word stands in the page, in bytes.
@@ -111,6 +114,7 @@ impl Word {
             Self::Waiting => field::WAITING.start(),
             Self::Freed => field::FREED.start(),
             Self::Forgotten => field::FORGOTTEN.start(),
+            Self::Prepared => field::PREPARED.start(),
         }
     }
 }

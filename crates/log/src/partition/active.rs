@@ -1,12 +1,17 @@
 //! The segment that is written: opened, written ahead, sealed, and followed by the next.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
-use super::appender::{Active, Appender};
+use super::{
+    Partition,
+    appender::{Active, Appender},
+};
 use crate::{
     AppendError,
+    format::watermark::Word,
+    recovery,
     segment::{self, IndexWriter},
-    storage::{Access, StorageError},
+    storage::{Access, StorageError, StorageFile},
 };
 
 /// Zeros are written ahead in steps of this many bytes.
@@ -47,8 +52,13 @@ impl Appender {
                     Access::Write,
                 )?,
                 index: IndexWriter::open(storage, &self.dir, &self.end, self.config.segment_bytes)?,
-                zeroed: self.end.file_pos.into(),
+                zeroed: if self.page.load(Word::Prepared) == self.end.segment.0 + 1 {
+                    self.config.segment_bytes.into()
+                } else {
+                    self.end.file_pos.into()
+                },
                 reader: None,
+                asked_next: false,
             },
         };
         Ok(self.active.insert(active))
@@ -70,7 +80,10 @@ impl Appender {
                 file.reserve(bytes)?;
                 file
             }
-            Err(error) if error.is_not_found() => storage.create(&path, bytes)?,
+            Err(error) if error.is_not_found() => match self.take_prepared(&path)? {
+                Some(file) => file,
+                None => storage.create(&path, bytes)?,
+            },
             Err(error) => return Err(error.into()),
         };
         file.sync().map_err(|error| self.stop(error))?;
@@ -82,9 +95,37 @@ impl Appender {
         self.checkpoint(false)
     }
 
+    /// Gives the prepared segment its name, if there is one.
+    fn take_prepared(&self, path: &Path) -> Result<Option<Arc<dyn StorageFile>>, StorageError> {
+        let storage = &*self.env.storage;
+        match storage.rename(&recovery::next_segment_path(&self.dir), path) {
+            Ok(()) => {}
+            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        self.page.store(Word::Prepared, self.end.offset.0 + 1)?;
+        storage.open(path, Access::Write).map(Some)
+    }
+
+    /// Asks for the next segment, once the active one has been used for a while: one that nobody fills needs none.
+    pub(super) fn ask_for_next(&mut self) -> Result<(), StorageError> {
+        let synced = self.config.durability.is_synced();
+        let used = u64::from(self.end.file_pos);
+        let enough = u64::from(self.config.segment_bytes) / 4;
+        let active = self.active()?;
+        if synced && used > enough && !active.asked_next {
+            active.asked_next = true;
+            self.wishes.next_segment = true;
+        }
+        Ok(())
+    }
+
     /// Keeps zeros written ahead of the end: a sync into a written file costs less than one that has to change the
-    /// file's extents, too.
+    /// file's extents, too. Without a sync per batch there is nothing to gain.
     pub(super) fn write_ahead(&mut self, through: u64) -> Result<(), StorageError> {
+        if !self.config.durability.is_synced() {
+            return Ok(());
+        }
         let end = u64::from(self.end.file_pos);
         let segment_bytes = u64::from(self.config.segment_bytes);
         let active = self.active()?;
@@ -95,6 +136,58 @@ impl Appender {
         let to = (through + WRITE_AHEAD_BYTES).min(segment_bytes);
         self.erase(from..to)?;
         self.active()?.zeroed = to;
+        Ok(())
+    }
+}
+
+impl Partition {
+    /// Makes the next segment, if nobody does or did: reserved, filled with zeros and synced. Done aside: an append
+    /// into it then costs no more than the sync of what it wrote.
+    pub(super) fn prepare_next(&self) -> Result<(), AppendError> {
+        /// A pause after each step leaves the disk to those who wait for it.
+        const PAUSE: Duration = Duration::from_millis(1);
+        let storage = self.storage();
+        let dir = self.dir();
+        let path = recovery::next_segment_path(dir);
+        let lock = storage.lock_file(&recovery::next_lock_path(dir))?;
+        if !lock.try_acquire()? {
+            return Ok(());
+        }
+        let bytes = u64::from(self.config.segment_bytes);
+        match storage.open(&path, Access::Read) {
+            Ok(file) if file.length()? == bytes => return Ok(()),
+            Ok(_) => storage.remove(&path)?,
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error.into()),
+        }
+        let half = dir.join("next.segment.new");
+        match storage.remove(&half) {
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            // Left by somebody who died: he held the lock.
+            _ => {}
+        }
+        let file = match storage.create(&half, bytes) {
+            Ok(file) => file,
+            // The roll will say so, if there still is no space then.
+            Err(error) if error.is_no_space() => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let zeros = vec![0; usize::try_from(WRITE_AHEAD_BYTES.min(bytes)).expect("1 MiB at most")];
+        let mut at = 0;
+        while at < bytes {
+            let len = (bytes - at).min(zeros.len() as u64);
+            let step = usize::try_from(len).expect("1 MiB at most");
+            file.write_at(at, zeros.get(..step).unwrap_or_default())?;
+            if let Err(error) = file.sync() {
+                // A device that fails here cannot be trusted with records.
+                return Err(self.stop(error));
+            }
+            at += len;
+            if storage.has_threads() {
+                storage.nap(PAUSE);
+            }
+        }
+        storage.rename(&half, &path)?;
         Ok(())
     }
 }

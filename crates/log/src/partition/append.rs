@@ -68,7 +68,11 @@ impl Appender {
         } else if self.since_checkpoint() + len > CHECKPOINT_BYTES && self.since_checkpoint() > 0 {
             self.settle()?;
             self.checkpoint(false)?;
+        } else if self.since_checkpoint() > CHECKPOINT_BYTES / 2 && !self.checkpointing {
+            self.checkpointing = true;
+            self.wishes.checkpoint = true;
         }
+        self.ask_for_next()?;
         let (term, durable, end) = (self.state.term, self.durable, self.end);
         self.write_ahead(u64::from(end.file_pos) + len)?;
         self.page.store(Word::Dirty, 1)?;

@@ -38,6 +38,8 @@ pub(super) struct Active {
     pub(super) zeroed: u64,
     /// For what others appended.
     pub(super) reader: Option<SegmentReader>,
+    /// Whether this process has asked for the next segment.
+    pub(super) asked_next: bool,
 }
 
 /// What a process that appends remembers of a partition.
@@ -65,6 +67,19 @@ pub(super) struct Appender {
     pub(super) damage: Option<Damage>,
     pub(super) report: RecoveryReport,
     pub(super) builder: Builder,
+    /// What is to be done aside.
+    pub(super) wishes: Wishes,
+    /// Whether a checkpoint is being taken aside.
+    pub(super) checkpointing: bool,
+}
+
+/// Work that came up while appending and can be done aside.
+#[derive(Debug, Default)]
+pub(super) struct Wishes {
+    pub(super) checkpoint: bool,
+    pub(super) next_segment: bool,
+    /// Sync in time from now on.
+    pub(super) watch: bool,
 }
 
 impl Appender {
@@ -79,7 +94,7 @@ impl Appender {
         acquire_first(env, &*lock, dir)?;
         // From here on an error drops the lock, and so gives it up.
         let page = open_page(storage, dir)?;
-        note_holder(storage, &*page)?;
+        syncer::note_holder(storage, &*page, Word::Holder, Word::HeldSinceNs)?;
         let state = read_state(storage, dir)?;
         let syncer = Syncer::new(
             Arc::clone(env),
@@ -112,6 +127,11 @@ impl Appender {
                 damage: None,
             },
             builder: Builder::default(),
+            wishes: Wishes {
+                watch: true,
+                ..Wishes::default()
+            },
+            checkpointing: false,
         };
         appender.reload()?;
         appender.release()?;
@@ -158,7 +178,8 @@ impl Appender {
             let left = Duration::from_nanos(deadline_ns - now_ns);
             self.page.wait(Word::Freed, seen, left.min(LOOK_AGAIN));
         }
-        note_holder(storage, &*self.page).inspect_err(|_| self.lock.release())?;
+        syncer::note_holder(storage, &*self.page, Word::Holder, Word::HeldSinceNs)
+            .inspect_err(|_| self.lock.release())?;
         Ok(())
     }
 
@@ -194,10 +215,15 @@ impl Appender {
         self.in_turn = true;
         let done = f(self);
         self.in_turn = false;
-        drop(turn);
+        let finished = syncer.finish(turn);
         let done = done?;
-        self.page.wake(Word::Wake)?;
+        finished?;
         Ok(done)
+    }
+
+    /// Whether it can be appended to, as far as this process knows.
+    pub(super) fn is_sound(&self) -> bool {
+        !self.stopped && self.damage.is_none()
     }
 
     pub(super) fn refusal(&self) -> AppendError {
@@ -342,15 +368,6 @@ fn busy(dir: &Path, page: &dyn SharedPage) -> AppendError {
         path: dir.to_owned(),
         holder: syncer::holder(page, Word::Holder, Word::HeldSinceNs),
     }
-}
-
-/// Says in the page who holds the lock, for people.
-fn note_holder(storage: &dyn Storage, page: &dyn SharedPage) -> Result<(), StorageError> {
-    let pid = u64::from(storage.pid());
-    if page.load(Word::Holder) != pid {
-        page.store(Word::Holder, pid)?;
-    }
-    page.store(Word::HeldSinceNs, storage.wall_ns())
 }
 
 /// Maps the watermark page for writing, making it anew where it is missing or short: it holds nothing that must

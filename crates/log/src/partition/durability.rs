@@ -1,20 +1,20 @@
 //! What is synced, and what of it is on record: the durable end, recovery points, reserved offsets, the clean mark.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
-use teeline_core::Offset;
+use teeline_core::{Offset, SourceId};
 
-use super::appender::Appender;
+use super::{Partition, appender::Appender};
 use crate::{
     AppendError,
     format::{
-        snapshot::{self, Cursor},
+        snapshot::{self, Cursor, Last},
         state::State,
         watermark::Word,
     },
     recovery,
     segment::SCAN_BYTES_MAX,
-    storage::Storage,
+    storage::{Storage, StorageError},
 };
 
 /// Bytes between recovery points, at most: with two snapshots kept, an opening scans no more than twice this.
@@ -65,25 +65,13 @@ impl Appender {
     }
 
     fn checkpoint_in_turn(&mut self, clean: bool) -> Result<(), AppendError> {
-        let env = Arc::clone(&self.env);
-        let paths = recovery::snapshot_paths(&self.dir);
-        let taken =
-            recovery::read_snapshots(&*env.storage, &self.dir)?.map(|snapshot| match snapshot {
-                Some(Ok((cursor, _))) => Some(cursor),
-                _ => None,
-            });
-        if !taken.contains(&Some(self.end)) {
-            let offset = |cursor: &Option<Cursor>| cursor.map(|cursor| cursor.offset);
-            let [a, b] = taken.each_ref().map(offset);
-            // One of the same offset at another place is out of date. A missing or damaged one comes before the older.
-            let first = a == Some(self.end.offset) || b != Some(self.end.offset) && a <= b;
-            let [path_a, path_b] = &paths;
-            let path = if first { path_a } else { path_b };
-            let bytes = snapshot::encode(&self.end, &self.producers.entries());
-            env.storage
-                .replace(path, &bytes)
-                .map_err(|error| self.stop_unless_full(error))?;
-        }
+        take_snapshot(
+            &*self.env.storage,
+            &self.dir,
+            &self.end,
+            &self.producers.entries(),
+        )
+        .map_err(|error| self.stop_unless_full(error))?;
         let ceiling = if clean {
             self.end.offset
         } else {
@@ -135,6 +123,111 @@ impl Appender {
             ..self.state
         })
     }
+}
+
+impl Partition {
+    /// Moves the recovery point to where this process knows the log to end by now. Done aside: what takes long, the sync
+    /// and the snapshot, is done without the partition's lock.
+    pub(super) fn checkpoint_aside(&self) -> Result<(), AppendError> {
+        let done = self.checkpoint_at_known_end();
+        if let Some(appender) = &mut *self.appender() {
+            appender.checkpointing = false;
+        }
+        done
+    }
+
+    fn checkpoint_at_known_end(&self) -> Result<(), AppendError> {
+        let (syncer, written, end, entries) = {
+            let mut slot = self.appender();
+            let Some(appender) = slot.as_mut().filter(|appender| appender.is_sound()) else {
+                return Ok(());
+            };
+            (
+                Arc::clone(&appender.syncer),
+                appender.written()?,
+                appender.end,
+                appender.producers.entries(),
+            )
+        };
+        syncer.commit(&written)?;
+        let turn = syncer.turn()?;
+        // Somebody may have taken it back meanwhile.
+        syncer.durable(&written)?;
+        let taken = match take_snapshot(self.storage(), self.dir(), &end, &entries) {
+            Ok(()) => Ok(true),
+            // The older one stands. If there is still no space at the limit, an append says so.
+            Err(error) if error.is_no_space() => Ok(false),
+            Err(error) => Err(syncer.stop(error)),
+        };
+        syncer.finish(turn)?;
+        if !taken? {
+            return Ok(());
+        }
+        self.with_appender(|appender| {
+            appender.locked(|appender| {
+                if appender.state.recovery.offset >= end.offset {
+                    return Ok(());
+                }
+                appender.write_state(State {
+                    durable: appender.durable.max(end.offset),
+                    ceiling: appender.state.ceiling.max(end.offset),
+                    recovery: end,
+                    ..appender.state
+                })
+            })
+        })
+    }
+
+    /// Syncs what has waited for half the time that it may, so that all is done when the whole time is over.
+    pub(crate) fn sync_if_due(&self, interval: Duration) -> Result<(), AppendError> {
+        let (syncer, written) = {
+            let mut slot = self.appender();
+            let Some(appender) = slot.as_mut().filter(|appender| appender.is_sound()) else {
+                return Ok(());
+            };
+            let end = Offset(appender.page.load(Word::End));
+            if Offset(appender.page.load(Word::Durable)) >= end {
+                appender.syncer.note_synced();
+                return Ok(());
+            }
+            if appender.syncer.age() < interval / 2 {
+                return Ok(());
+            }
+            appender.locked(|appender| Ok((Arc::clone(&appender.syncer), appender.written()?)))?
+        };
+        syncer.commit(&written).map(drop)
+    }
+
+    /// A sync failed: nothing more is acknowledged by anyone until the partition is reopened.
+    pub(super) fn stop(&self, error: StorageError) -> AppendError {
+        match &mut *self.appender() {
+            Some(appender) => appender.stop(error),
+            None => error.into(),
+        }
+    }
+}
+
+/// Writes a snapshot of the producers as of `at`, which is durable, over the older of the two. The turn is held.
+fn take_snapshot(
+    storage: &dyn Storage,
+    dir: &Path,
+    at: &Cursor,
+    producers: &[(SourceId, Last)],
+) -> Result<(), StorageError> {
+    let taken = recovery::read_snapshots(storage, dir)?.map(|snapshot| match snapshot {
+        Some(Ok((cursor, _))) => Some(cursor),
+        _ => None,
+    });
+    if taken.contains(&Some(*at)) {
+        return Ok(());
+    }
+    let offset = |cursor: &Option<Cursor>| cursor.map(|cursor| cursor.offset);
+    let [a, b] = taken.each_ref().map(offset);
+    // One of the same offset at another place is out of date. A missing or damaged one comes before the older.
+    let first = a == Some(at.offset) || b != Some(at.offset) && a <= b;
+    let [path_a, path_b] = &recovery::snapshot_paths(dir);
+    let path = if first { path_a } else { path_b };
+    storage.replace(path, &snapshot::encode(at, producers))
 }
 
 pub(super) fn read_state(storage: &dyn Storage, dir: &Path) -> Result<State, AppendError> {

@@ -6,6 +6,7 @@
 use std::{
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    thread,
     time::Duration,
 };
 
@@ -14,7 +15,7 @@ use teeline_core::Offset;
 use crate::{
     AppendError,
     format::watermark::Word,
-    storage::{Holder, LockFile, SharedPage, StorageError, StorageFile},
+    storage::{Holder, LockFile, SharedPage, Storage, StorageError, StorageFile},
     topic::Env,
 };
 
@@ -32,6 +33,20 @@ pub(super) struct Syncer {
     thread: Mutex<()>,
     /// When this process last saw everything synced.
     synced_ns: Mutex<u64>,
+    crowd: Mutex<Crowd>,
+}
+
+/// How many threads of this process wait for a sync, and what the last one was like.
+///
+/// Those who were served come back with something new a moment later. A sync that does not wait for them serves only
+/// the other half, and so each of them waits for two.
+#[derive(Debug, Default)]
+struct Crowd {
+    waiting: usize,
+    /// How many waited when the last sync was done.
+    expected: usize,
+    /// How long it took.
+    took: Duration,
 }
 
 /// What was written and is not known to be durable.
@@ -74,6 +89,7 @@ impl Syncer {
             lock,
             thread: Mutex::new(()),
             synced_ns: Mutex::new(now_ns),
+            crowd: Mutex::default(),
         }
     }
 
@@ -96,6 +112,13 @@ impl Syncer {
 
     /// Waits until `written` is durable, syncing if nobody else does, and returns the end of what is.
     pub(super) fn commit(&self, written: &Written) -> Result<Offset, AppendError> {
+        self.crowd().waiting += 1;
+        let done = self.commit_in_crowd(written);
+        self.crowd().waiting -= 1;
+        done
+    }
+
+    fn commit_in_crowd(&self, written: &Written) -> Result<Offset, AppendError> {
         self.until(|| {
             if let Some(durable) = self.durable(written)? {
                 return Ok(Some(durable));
@@ -107,9 +130,7 @@ impl Syncer {
             if self.durable(written)?.is_none() {
                 self.sync(&turn, written)?;
             }
-            // Sleepers must find the turn free.
-            drop(turn);
-            self.page.wake(Word::Wake)?;
+            self.finish(turn)?;
             self.durable(written)
         })
     }
@@ -117,6 +138,13 @@ impl Syncer {
     /// Waits for the turn.
     pub(super) fn turn(&self) -> Result<Turn<'_>, AppendError> {
         self.until(|| self.try_turn())
+    }
+
+    /// Gives the turn up and wakes who waits for it, or for what was done in it.
+    pub(super) fn finish(&self, turn: Turn<'_>) -> Result<(), StorageError> {
+        // Sleepers must find the turn free.
+        drop(turn);
+        self.page.wake(Word::Wake)
     }
 
     /// Tries until there is an answer, sleeping on the wake counter in between.
@@ -147,7 +175,7 @@ impl Syncer {
     }
 
     /// The end of what is durable, if it covers `written`.
-    fn durable(&self, written: &Written) -> Result<Option<Offset>, AppendError> {
+    pub(super) fn durable(&self, written: &Written) -> Result<Option<Offset>, AppendError> {
         if self.page.load(Word::Stopped) != 0 {
             return Err(self.stopped(None));
         }
@@ -172,20 +200,51 @@ impl Syncer {
             syncer: self,
             _thread: thread,
         };
-        let storage = &*self.env.storage;
-        self.page
-            .store(Word::SyncHolder, u64::from(storage.pid()))?;
-        self.page.store(Word::SyncHeldSinceNs, storage.wall_ns())?;
+        note_holder(
+            &*self.env.storage,
+            &*self.page,
+            Word::SyncHolder,
+            Word::SyncHeldSinceNs,
+        )?;
         Ok(Some(turn))
     }
 
     /// Makes everything durable that is written by now.
     fn sync(&self, _turn: &Turn<'_>, written: &Written) -> Result<(), AppendError> {
+        self.wait_for_crowd();
+        let begin_ns = self.env.storage.monotonic_ns();
         let end = self.page.load(Word::End);
         written.file.sync().map_err(|error| self.stop(error))?;
         self.page.store(Word::Durable, end)?;
         self.note_synced();
+        let end_ns = self.env.storage.monotonic_ns();
+        let mut crowd = self.crowd();
+        crowd.expected = crowd.waiting;
+        crowd.took = Duration::from_nanos(end_ns.saturating_sub(begin_ns));
         Ok(())
+    }
+
+    /// Waits for those who are to come back, for a small part of what a sync takes.
+    fn wait_for_crowd(&self) {
+        const PART: u32 = 8;
+        let storage = &*self.env.storage;
+        let begin_ns = storage.monotonic_ns();
+        loop {
+            let Crowd {
+                waiting,
+                expected,
+                took,
+            } = *self.crowd();
+            let waited = Duration::from_nanos(storage.monotonic_ns().saturating_sub(begin_ns));
+            if waiting >= expected || waited >= took / PART {
+                return;
+            }
+            thread::yield_now();
+        }
+    }
+
+    fn crowd(&self) -> MutexGuard<'_, Crowd> {
+        self.crowd.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A sync failed: nothing more is acknowledged by anyone until the partition is reopened. Called with the lock
@@ -206,6 +265,20 @@ impl Syncer {
             source,
         }
     }
+}
+
+/// Says in the page who holds a lock, for people.
+pub(super) fn note_holder(
+    storage: &dyn Storage,
+    page: &dyn SharedPage,
+    holder: Word,
+    since: Word,
+) -> Result<(), StorageError> {
+    let pid = u64::from(storage.pid());
+    if page.load(holder) != pid {
+        page.store(holder, pid)?;
+    }
+    page.store(since, storage.wall_ns())
 }
 
 /// The holder of a lock, as its words in the page say.

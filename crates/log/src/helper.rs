@@ -1,0 +1,179 @@
+//! Threads that work aside, so that appends need not: one syncs and takes snapshots, one prepares segments, one keeps
+//! the promise of [`Durability::SyncEvery`](crate::Durability::SyncEvery) while nobody appends.
+//!
+//! Each is started when there is work for it and ends with the log. On a storage without threads (the fake) work is done
+//! at once, where it comes up, so that a history is the same each time.
+
+use std::{
+    fmt,
+    sync::{
+        Mutex, PoisonError, Weak,
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use crate::{AppendError, partition::Partition, storage::Storage};
+
+/// Which thread does it: what takes long keeps nobody else waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Syncs and snapshots.
+    Durability,
+    /// Segments to come.
+    Space,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The threads of one open log.
+#[derive(Default)]
+pub(crate) struct Helper {
+    durability: Mutex<Option<Thread<Job>>>,
+    space: Mutex<Option<Thread<Job>>>,
+    clock: Mutex<Option<Thread<Watched>>>,
+}
+
+impl fmt::Debug for Helper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Helper").finish_non_exhaustive()
+    }
+}
+
+/// A partition that is to be synced in time.
+struct Watched {
+    partition: Weak<Partition>,
+    interval: Duration,
+}
+
+/// A thread that does what is sent to it, and ends when nobody can send more.
+struct Thread<M> {
+    sender: Option<Sender<M>>,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl<M: Send + 'static> Thread<M> {
+    fn start(name: &str, run: impl FnOnce(&Receiver<M>) + Send + 'static) -> Option<Self> {
+        let (sender, receiver) = mpsc::channel();
+        let handle = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || run(&receiver));
+        Some(Self {
+            sender: Some(sender),
+            handle: Some(handle.ok()?),
+        })
+    }
+}
+
+impl<M> Drop for Thread<M> {
+    fn drop(&mut self) {
+        self.sender = None;
+        if let Some(handle) = self.handle.take()
+            && handle.thread().id() != thread::current().id()
+        {
+            // A job that panicked has left its partition to be opened anew.
+            drop(handle.join());
+        }
+    }
+}
+
+/// Hands `message` to the thread, starting it if need be; gives it back if there can be none.
+fn send<M: Send + 'static>(
+    slot: &Mutex<Option<Thread<M>>>,
+    start: impl FnOnce() -> Option<Thread<M>>,
+    message: M,
+) -> Result<(), M> {
+    let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+    if slot.is_none() {
+        *slot = start();
+    }
+    match slot.as_ref().and_then(|thread| thread.sender.as_ref()) {
+        Some(sender) => sender.send(message).map_err(|error| error.0),
+        None => Err(message),
+    }
+}
+
+impl Helper {
+    /// Has `job` done on a partition, aside if the storage has threads. What goes wrong aside comes up again at the
+    /// next append, if it matters.
+    pub(crate) fn run(
+        &self,
+        storage: &dyn Storage,
+        lane: Lane,
+        partition: Weak<Partition>,
+        job: fn(&Partition) -> Result<(), AppendError>,
+    ) -> Result<(), AppendError> {
+        let aside = storage.has_threads();
+        let mut outcome = Ok(());
+        if aside {
+            let job: Job = Box::new(move || {
+                if let Some(partition) = partition.upgrade() {
+                    drop(job(&partition));
+                }
+            });
+            let (slot, name) = match lane {
+                Lane::Durability => (&self.durability, "teeline-log-sync"),
+                Lane::Space => (&self.space, "teeline-log-space"),
+            };
+            let start = || {
+                Thread::start(name, |jobs: &Receiver<Job>| {
+                    for job in jobs {
+                        job();
+                    }
+                })
+            };
+            if let Err(job) = send(slot, start, job) {
+                job();
+            }
+        } else if let Some(partition) = partition.upgrade() {
+            outcome = job(&partition);
+        }
+        outcome
+    }
+
+    /// Sees to it from now on that what is written to a partition is synced within `interval`.
+    pub(crate) fn watch(
+        &self,
+        storage: &dyn Storage,
+        partition: Weak<Partition>,
+        interval: Duration,
+    ) {
+        if !storage.has_threads() {
+            return;
+        }
+        let watched = Watched {
+            partition,
+            interval,
+        };
+        let start = || Thread::start("teeline-log-clock", keep_time);
+        // Without a thread, the next append finds the time passed.
+        drop(send(&self.clock, start, watched));
+    }
+}
+
+/// Looks after the watched partitions until nobody can add one.
+fn keep_time(more: &Receiver<Watched>) {
+    let mut watched: Vec<Watched> = Vec::new();
+    loop {
+        let look = watched.iter().map(|watched| watched.interval / 4).min();
+        let received = match look {
+            Some(look) => more.recv_timeout(look.max(Duration::from_millis(1))),
+            None => more.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match received {
+            Ok(one) => watched.push(one),
+            Err(RecvTimeoutError::Timeout) => {
+                watched.retain(|watched| match watched.partition.upgrade() {
+                    Some(partition) => {
+                        // An error comes up again at the next append.
+                        drop(partition.sync_if_due(watched.interval));
+                        true
+                    }
+                    None => false,
+                });
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
