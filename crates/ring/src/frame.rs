@@ -171,14 +171,9 @@ impl Header {
     /// Reads what stands at position `start`. `None` while nothing is published there.
     #[inline(always)]
     pub fn load<M: Memory>(geometry: &Geometry, data: &M, start: u64) -> Option<Self> {
-        let index = geometry.index(start);
-        // SYNC frame-publish: pairs with the release store in `Writer::publish`; what it made visible is the whole frame,
-        // and the zero word behind it.
-        let word = data.load(index + at::WORD0, Ordering::Acquire);
-        if word == 0 {
-            return None;
-        }
-        let sequence = data.load(index + at::SEQUENCE, Ordering::Relaxed);
+        // SYNC frame-publish: pairs with the release store of `Writer::publish_cleared`; what it made visible is the whole
+        // frame, and the zero word behind it.
+        let (word, sequence) = data.header(geometry.index(start))?;
         Some(Self { word, sequence })
     }
 

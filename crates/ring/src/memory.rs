@@ -4,6 +4,8 @@
 
 use teeline_sync::atomic::Ordering;
 
+use crate::layout::frame;
+
 /// Shared bytes, reached as atomic words, and in bulk where the protocol gives one side the stretch for itself. Offsets
 /// are bytes from the start, lengths bytes; outside of the memory every method panics.
 pub trait Memory {
@@ -12,6 +14,26 @@ pub trait Memory {
 
     /// Writes the 64-bit word at `offset`, a multiple of 8.
     fn store(&self, offset: usize, value: u64, ordering: Ordering);
+
+    /// Publishes the frame at `offset`: stores its sequence, and then, with release, its word 0.
+    #[inline]
+    fn publish(&self, offset: usize, word0: u64, sequence: u64) {
+        self.store(offset + frame::SEQUENCE, sequence, Ordering::Relaxed);
+        self.store(offset + frame::WORD0, word0, Ordering::Release);
+    }
+
+    /// Loads word 0 of the frame at `offset`, with acquire, and then its sequence, unless word 0 is zero.
+    #[inline]
+    fn header(&self, offset: usize) -> Option<(u64, u64)> {
+        let word0 = self.load(offset + frame::WORD0, Ordering::Acquire);
+        if word0 == 0 {
+            return None;
+        }
+        Some((
+            word0,
+            self.load(offset + frame::SEQUENCE, Ordering::Relaxed),
+        ))
+    }
 
     /// Zeroes a stretch that nobody else may look at, but for an observer, which throws away what it sees: multiples of 8.
     fn zero(&self, offset: usize, len: usize);
@@ -47,7 +69,7 @@ mod mapped {
     use teeline_os::Mapping;
     use teeline_sync::atomic::{AtomicU64, Ordering};
 
-    use super::Memory;
+    use super::{Memory, frame};
 
     /// A mapped file of a ring.
     ///
@@ -75,8 +97,8 @@ mod mapped {
         pub fn new(mapping: Mapping) -> Self {
             let len = mapping.len();
             assert!(
-                len.is_multiple_of(WORD_BYTES),
-                "every file of a ring is whole words, not {len} bytes"
+                len.is_multiple_of(2 * WORD_BYTES),
+                "every file of a ring is whole pairs of words, not {len} bytes"
             );
             let writable = mapping.as_mut_ptr();
             Self {
@@ -94,33 +116,36 @@ mod mapped {
             ptr::slice_from_raw_parts_mut(self.base.wrapping_add(offset), len)
         }
 
-        /// The word at `offset`, rounded down to its alignment, of the first `len` bytes.
-        #[inline]
+        /// The word at `offset` of the first `len` bytes.
+        #[inline(always)]
         fn word(&self, offset: usize, len: usize) -> &AtomicU64 {
+            let [word] = self.words(offset, len);
+            word
+        }
+
+        /// The `N` words from `offset` on, rounded down to their alignment together, of the first `len` bytes.
+        #[inline(always)]
+        fn words<const N: usize>(&self, offset: usize, len: usize) -> &[AtomicU64; N] {
             debug_assert!(
-                offset.is_multiple_of(WORD_BYTES),
-                "a word at {offset} is not aligned"
+                offset.is_multiple_of(N * WORD_BYTES),
+                "{N} words at {offset} are not aligned"
             );
             if offset >= len {
                 outside(offset, WORD_BYTES, len);
             }
-            #[expect(
-                clippy::cast_ptr_alignment,
-                reason = "a mapping begins on a page, and the offset is rounded"
-            )]
-            let word = self
+            let words = self
                 .base
-                .wrapping_add(offset & !(WORD_BYTES - 1))
-                .cast::<u64>();
-            // SAFETY: aligned, since a mapping begins on a page and the offset is rounded to whole words; inside the
-            // mapping, since the offset is, and the mapping's length is whole words, too (`new`). The mapping lives as long
-            // as `self`, and a word that is stored to was checked against what is writable.
+                .wrapping_add(offset & !(N * WORD_BYTES - 1))
+                .cast::<[AtomicU64; N]>();
+            // SAFETY: aligned, since a mapping begins on a page and the offset is rounded to one or two words; inside the
+            // mapping, since the offset is, and the mapping's length is whole pairs of words, too (`new`). The mapping lives
+            // as long as `self`, and what is stored to was checked against what is writable.
             // Words are accessed as atomics on both sides, except where the protocol gives one side a stretch for itself: a
             // consumer looks at no word before the zero or the header there was published to it (frame-publish), the
             // producer at none of a consumer's frames before they were released to it (position-release). An observer may
             // look at words that the producer of another process is just writing in bulk: it reads each as an atomic, once,
             // and uses none before it has seen that no such write can have happened (announce).
-            unsafe { AtomicU64::from_ptr(word) }
+            unsafe { &*words }
         }
     }
 
@@ -149,6 +174,24 @@ mod mapped {
         #[inline]
         fn store(&self, offset: usize, value: u64, ordering: Ordering) {
             self.word(offset, self.writable).store(value, ordering);
+        }
+
+        #[inline(always)]
+        fn publish(&self, offset: usize, word0: u64, sequence: u64) {
+            let header: &[AtomicU64; 2] = self.words(offset, self.writable);
+            header[frame::SEQUENCE / WORD_BYTES].store(sequence, Ordering::Relaxed);
+            header[frame::WORD0 / WORD_BYTES].store(word0, Ordering::Release);
+        }
+
+        #[inline(always)]
+        fn header(&self, offset: usize) -> Option<(u64, u64)> {
+            let header: &[AtomicU64; 2] = self.words(offset, self.readable);
+            let word0 = header[frame::WORD0 / WORD_BYTES].load(Ordering::Acquire);
+            if word0 == 0 {
+                return None;
+            }
+            let sequence = header[frame::SEQUENCE / WORD_BYTES].load(Ordering::Relaxed);
+            Some((word0, sequence))
         }
 
         #[inline]

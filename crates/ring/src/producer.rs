@@ -10,7 +10,7 @@ use crate::{
     error::{AttachError, PublishError, ResumeError},
     frame::{Frame, Message, MessageType, lend},
     info::RingInfo,
-    memory::{Mapped, Memory},
+    memory::Mapped,
     ownership::{Marks, Takeover, walk},
     progress::{ConsumerProgress, Watch},
     region,
@@ -213,11 +213,10 @@ impl Producer {
     /// As [`try_claim`](Self::try_claim).
     #[inline(always)]
     pub fn publish(&mut self, kind: MessageType, payload: &[u8]) -> Result<Sequence, PublishError> {
-        let reservation = self.reserve(payload.len())?;
-        let at = self.writer.payload_index(&reservation);
-        self.writer.data().write(at, payload);
-        let now_ns = self.stamp();
-        Ok(self.writer.commit(reservation, kind, payload.len(), now_ns))
+        self.check_resumed()?;
+        let clock = &self.clock;
+        let now_ns = || clock.monotonic_ns();
+        self.writer.publish(kind, payload, now_ns)
     }
 
     #[inline(always)]

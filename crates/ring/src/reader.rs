@@ -24,13 +24,11 @@ pub struct Reader<M> {
     data: M,
     /// Where the next frame is read.
     read: Cursor,
-    /// What is released: nothing behind it is the producer's to write over.
+    /// What is released, as the page says: nothing behind it is the producer's to write over.
     released: Cursor,
     page: M,
     /// As the page says: counts the stores of a position, and its lowest bit says which entry holds.
     selector: u64,
-    /// The position in that entry.
-    stored: u64,
 }
 
 /// What a consumer's page says that it has released.
@@ -114,7 +112,6 @@ impl<M: Memory> Reader<M> {
             released: cursor,
             page,
             selector,
-            stored: position,
         })
     }
 
@@ -198,16 +195,14 @@ impl<M: Memory> Reader<M> {
     /// Releases what was read, through `through`. What was not read is not released, nor what lies behind an epoch frame
     /// that has messages in front of it: their sequences do not compare.
     pub fn release(&mut self, through: Sequence) -> Result<(), Box<Damage>> {
+        let mut released = self.released;
         let mut messages_passed = false;
-        while self.released.position < self.read.position {
-            let located = frame::locate(
-                &self.geometry,
-                &self.data,
-                self.released.position,
-                self.released.next,
-            )?;
+        while released.position < self.read.position {
+            let (position, next) = (released.position, released.next);
             // A frame that was read is there until it is released.
-            let Some(located) = located else { break };
+            let Some(located) = frame::locate(&self.geometry, &self.data, position, next)? else {
+                break;
+            };
             match located.kind {
                 Kind::Padding => {}
                 Kind::Epoch if messages_passed => break,
@@ -215,17 +210,16 @@ impl<M: Memory> Reader<M> {
                 Kind::Data(_) | Kind::Gap if located.next.wrapping_sub(1) > through.0 => break,
                 Kind::Data(_) | Kind::Gap => messages_passed = true,
             }
-            self.released = Cursor::behind(&located);
+            released = Cursor::behind(&located);
         }
-        self.store_released();
+        self.release_to(released);
         Ok(())
     }
 
     /// Releases all that was read.
-    #[inline]
+    #[inline(always)]
     pub fn release_all(&mut self) {
-        self.released = self.read;
-        self.store_released();
+        self.release_to(self.read);
     }
 
     /// Forgets what was read and not released: it will be read again.
@@ -233,32 +227,33 @@ impl<M: Memory> Reader<M> {
         self.read = self.released;
     }
 
-    /// Stores the released position, if it is not what the page says.
-    #[inline]
-    fn store_released(&mut self) {
-        if self.released.position == self.stored {
+    /// Stores the released position, if it is another one.
+    #[inline(always)]
+    fn release_to(&mut self, to: Cursor) {
+        if to.position == self.released.position {
             return;
         }
         hold::point("ring.poll.before-release");
         let selector = self.selector.wrapping_add(1);
-        let entry = at::ENTRIES[(selector & 1) as usize];
+        let entry = if selector & 1 == 0 {
+            at::ENTRIES[0]
+        } else {
+            at::ENTRIES[1]
+        };
         // SYNC position-release: pairs with the acquire loads in `ConsumerView::released`; everything this consumer has
         // read of the released frames happened before. The position is a release store itself, since the producer may
         // see it before the selector, and must then see that selector, too.
-        self.page.store(
-            entry + at::POSITION,
-            self.released.position,
-            Ordering::Release,
-        );
+        self.page
+            .store(entry + at::POSITION, to.position, Ordering::Release);
         self.page.store(
             entry + at::SEQUENCE,
-            self.released.next.wrapping_sub(1),
+            to.next.wrapping_sub(1),
             Ordering::Relaxed,
         );
         hold::point("ring.poll.mid-release");
         self.page.store(at::SELECTOR, selector, Ordering::Release);
         self.selector = selector;
-        self.stored = self.released.position;
+        self.released = to;
         hold::point("ring.poll.after-release");
     }
 
