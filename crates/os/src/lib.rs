@@ -24,6 +24,7 @@
 pub mod child;
 pub mod clock;
 pub mod cpu;
+pub mod datagram;
 pub mod error;
 pub mod file;
 pub mod futex;
