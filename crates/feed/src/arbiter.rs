@@ -30,10 +30,22 @@ pub struct LineStats {
     pub last_ns: u64,
     /// The number after the last one heard of on this line.
     pub next: u64,
-    /// How far this line trailed the one that brought the latest packet first, in nanoseconds.
+    /// How far this line trailed the one that brought the latest packet first, in nanoseconds: by the kernel's times of
+    /// arrival where it tells them, else by the times at which the packets were taken.
     pub lag_ns: u64,
     /// The largest such time.
     pub lag_ns_max: u64,
+}
+
+/// How a packet came.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arrived {
+    /// On which line.
+    pub(crate) line: usize,
+    /// When it was taken.
+    pub(crate) now_ns: u64,
+    /// When the kernel took it in, on another clock, where that is known.
+    pub(crate) kernel_ns: Option<u64>,
 }
 
 /// The first valid copy of each message wins; this keeps the score.
@@ -54,8 +66,18 @@ struct Line {
 #[derive(Debug, Clone, Copy)]
 struct Recent {
     sequence: u64,
-    line: usize,
-    at_ns: u64,
+    arrived: Arrived,
+}
+
+impl Recent {
+    /// How much later another copy came, by the kernel's clock if both have its time.
+    fn lag_ns(&self, other: Arrived) -> u64 {
+        let first = self.arrived;
+        match (first.kernel_ns, other.kernel_ns) {
+            (Some(first_ns), Some(other_ns)) => other_ns.saturating_sub(first_ns),
+            _ => other.now_ns.saturating_sub(first.now_ns),
+        }
+    }
 }
 
 impl Arbiter {
@@ -76,8 +98,8 @@ impl Arbiter {
     }
 
     /// Notes a packet with messages.
-    pub(crate) fn arrived(&mut self, line: usize, now_ns: u64, sequence: u64, accepted: Accepted) {
-        let stats = self.line(line);
+    pub(crate) fn arrived(&mut self, arrived: Arrived, sequence: u64, accepted: Accepted) {
+        let stats = self.line(arrived.line);
         stats.messages += accepted.new + accepted.duplicates + accepted.dropped;
         stats.first_copies += accepted.new;
         stats.duplicates += accepted.duplicates;
@@ -85,19 +107,13 @@ impl Arbiter {
         let slot = usize::try_from(sequence % RECENT_PACKETS as u64).expect("it is below 256");
         match self.recent[slot] {
             Some(first) if first.sequence == sequence => {
-                if first.line != line {
-                    let stats = self.line(line);
-                    stats.lag_ns = now_ns.saturating_sub(first.at_ns);
+                if first.arrived.line != arrived.line {
+                    let stats = self.line(arrived.line);
+                    stats.lag_ns = first.lag_ns(arrived);
                     stats.lag_ns_max = stats.lag_ns_max.max(stats.lag_ns);
                 }
             }
-            _ => {
-                self.recent[slot] = Some(Recent {
-                    sequence,
-                    line,
-                    at_ns: now_ns,
-                });
-            }
+            _ => self.recent[slot] = Some(Recent { sequence, arrived }),
         }
     }
 

@@ -1,10 +1,10 @@
 //! A line that misbehaves as lines do, replayable from a seed.
 
-use std::{collections::BTreeMap, io, ops::Range, time::Duration};
+use std::{collections::BTreeMap, io, net::SocketAddr, ops::Range, time::Duration};
 
 use teeline_core::time::Clock;
 
-use crate::{Path, Transport};
+use crate::{Arrival, Path, Run, Sent, Transport};
 
 /// What a line does to packets. The default does nothing to them.
 #[derive(Debug, Clone, Default)]
@@ -173,24 +173,41 @@ impl<T: Transport, C: Clock> Transport for Faulty<T, C> {
         self.inner.send(path, packet)
     }
 
-    fn receive(&mut self, limit: usize, each: &mut dyn FnMut(Path, &[u8])) -> io::Result<usize> {
+    fn send_run(&mut self, line: usize, run: Run<'_>) -> Sent {
+        self.inner.send_run(line, run)
+    }
+
+    fn receive_lines(
+        &mut self,
+        limit: usize,
+        each: &mut dyn FnMut(usize, Arrival<'_>),
+    ) -> io::Result<usize> {
         let now_ns = self.clock.monotonic_ns();
         let lines = &mut self.lines;
-        let mut received = 0;
-        self.inner.receive(limit, &mut |path, packet| match path {
-            Path::Line(line) => lines[line].send(now_ns, packet),
-            Path::Peer(_) => {
-                received += 1;
-                each(path, packet);
-            }
+        self.inner.receive_lines(limit, &mut |line, arrival| {
+            lines[line].send(now_ns, arrival.bytes);
         })?;
+        let mut received = 0;
         for (at, line) in lines.iter_mut().enumerate() {
             while let Some(packet) = line.receive(now_ns) {
                 received += 1;
-                each(Path::Line(at), &packet);
+                let arrival = Arrival {
+                    bytes: &packet,
+                    from: None,
+                    kernel_ns: None,
+                };
+                each(at, arrival);
             }
         }
         Ok(received)
+    }
+
+    fn receive_peers(
+        &mut self,
+        limit: usize,
+        each: &mut dyn FnMut(SocketAddr, &[u8]),
+    ) -> io::Result<usize> {
+        self.inner.receive_peers(limit, each)
     }
 
     fn wait(&mut self, timeout: Duration) -> io::Result<()> {

@@ -52,8 +52,8 @@ pub use retransmit::{
 };
 pub use session::{NotASession, Session};
 pub use subscription::Subscription;
-pub use transport::{Path, Transport};
-pub use window::Window;
+pub use transport::{Arrival, Path, Run, Sent, Transport};
+pub use window::{Window, WindowOptions};
 
 /// The seed of a random test: `TEELINE_SEED`, or one that is printed with the failure.
 #[cfg(test)]

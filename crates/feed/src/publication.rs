@@ -5,7 +5,7 @@ use std::{io, ops::Range};
 use teeline_core::Sequence;
 
 use crate::{
-    Answer, MessageStore, Path, PublishError, Publisher, RetransmitServer, Session, Transport,
+    Answer, MessageStore, Path, PublishError, Publisher, RetransmitServer, Run, Session, Transport,
 };
 
 /// Requests answered in one turn at most, so that they never hold back the feed for long.
@@ -76,6 +76,7 @@ impl<T: Transport, S: MessageStore> Publication<T, S> {
     ///
     /// # Errors
     /// [`PublishError`]; at `Full`, do some work and try again.
+    #[inline]
     pub fn publish(&mut self, message: &[u8]) -> Result<Sequence, PublishError> {
         self.publisher.publish(message)
     }
@@ -86,36 +87,31 @@ impl<T: Transport, S: MessageStore> Publication<T, S> {
     /// When requests cannot be received. A line that takes no packets is counted, and never holds back another.
     pub fn do_work(&mut self, now_ns: u64) -> io::Result<usize> {
         let mut work = 0;
-        while let Some(packet) = self.publisher.transmit(now_ns) {
-            work += 1;
+        while let Some(run) = self.publisher.transmit_run(now_ns, Run::PACKETS_MAX) {
+            work += run.count();
             for (line, stats) in self.lines.iter_mut().enumerate() {
-                match self.transport.send(Path::Line(line), packet) {
-                    Ok(()) => stats.packets += 1,
-                    Err(error) => {
-                        stats.failed += 1;
-                        stats.last_failure = Some(error.kind());
-                    }
+                let sent = self.transport.send_run(line, run);
+                stats.packets += sent.packets as u64;
+                stats.failed += sent.failed as u64;
+                if let Some(failure) = sent.failure {
+                    stats.last_failure = Some(failure.kind());
                 }
             }
         }
         let mut requests = Vec::new();
         work += self
             .transport
-            .receive(REQUESTS_PER_TURN, &mut |path, bytes| {
-                if let Path::Peer(from) = path {
-                    requests.push((from, bytes.to_vec()));
-                }
+            .receive_peers(REQUESTS_PER_TURN, &mut |from, bytes| {
+                requests.push((from, bytes.to_vec()));
             })?;
         for (from, request) in requests {
             let store = self
                 .store
                 .as_mut()
                 .map(|store| store as &mut dyn MessageStore);
-            let session = self.publisher.session();
-            let window = self.publisher.window();
+            let window = Some(self.publisher.window());
             let server = &mut self.server;
-            if let Answer::Packet(packet) =
-                server.answer(now_ns, from, &request, session, window, store)
+            if let Answer::Packet(packet) = server.answer(now_ns, from, &request, window, store)
                 && self.transport.send(Path::Peer(from), packet).is_err()
             {
                 self.answers_failed += 1;

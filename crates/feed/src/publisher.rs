@@ -3,20 +3,24 @@
 use teeline_core::Sequence;
 
 use crate::{
-    Session, Window,
-    wire::{Downstream, Encoder},
+    Run, Session, Window, WindowOptions,
+    wire::{Downstream, Encoder, HEADER_BYTES},
 };
+
+/// Most bytes that a datagram carries.
+const DATAGRAM_BYTES_MAX: usize = 65_507;
 
 /// How a publisher works.
 #[derive(Debug, Clone)]
 pub struct PublisherOptions {
-    /// Largest packet, in bytes of UDP payload.
+    /// Largest packet, in bytes of UDP payload: 65,507 at most.
     pub packet_bytes_max: usize,
     /// Longest silence before a heartbeat, in nanoseconds.
     pub heartbeat_interval_ns: u64,
     /// How long the end of the session is repeated, and requests are served, in nanoseconds.
     pub linger_ns: u64,
-    /// Memory for the latest messages, in bytes.
+    /// Memory for the latest messages, in bytes. A window that fits into the processor's caches is faster: a store
+    /// behind it answers for what it is too small for.
     pub window_bytes: usize,
     /// Most messages there.
     pub window_messages_max: usize,
@@ -63,7 +67,7 @@ pub enum PublishError {
 /// The sending side of one session. It is handed messages and the time, and hands back packets; both lines carry the
 /// same ones.
 ///
-/// Messages are packed when they are sent: what is ready goes into one packet, and nobody waits for more.
+/// What is ready when [`transmit`](Self::transmit) is called was packed together, and nobody waits for more.
 ///
 /// ```
 /// use teeline_core::Sequence;
@@ -85,7 +89,8 @@ pub struct Publisher {
     window: Window,
     /// The next message to send.
     unsent: Sequence,
-    packet: Encoder,
+    /// The latest packet without messages.
+    control: [u8; HEADER_BYTES],
     /// When a packet is due although no message is waiting.
     heartbeat_due_ns: u64,
     end: Option<End>,
@@ -120,11 +125,23 @@ impl Publisher {
     /// that were sent once never mean another message.
     #[must_use]
     pub fn new(session: Session, next: Sequence, options: PublisherOptions) -> Self {
+        let options = PublisherOptions {
+            packet_bytes_max: options.packet_bytes_max.min(DATAGRAM_BYTES_MAX),
+            ..options
+        };
         Self {
             session,
-            window: Window::new(options.window_bytes, options.window_messages_max, next),
+            window: Window::new(
+                session,
+                next,
+                WindowOptions {
+                    packet_bytes_max: options.packet_bytes_max,
+                    bytes: options.window_bytes,
+                    messages_max: options.window_messages_max,
+                },
+            ),
             unsent: next,
-            packet: Encoder::new(session, next, options.packet_bytes_max),
+            control: [0; HEADER_BYTES],
             heartbeat_due_ns: 0,
             end: None,
             stats: PublisherStats::default(),
@@ -136,44 +153,55 @@ impl Publisher {
     ///
     /// # Errors
     /// [`PublishError`]; no number was given then.
+    #[inline]
     pub fn publish(&mut self, message: &[u8]) -> Result<Sequence, PublishError> {
-        if self.end.is_some() {
-            return Err(PublishError::Ended);
-        }
-        let max = Encoder::message_bytes_max(self.options.packet_bytes_max);
-        if message.len() > max {
-            return Err(PublishError::TooLarge {
-                found: message.len(),
-                max,
-            });
-        }
         let sequence = self.window.next_sequence();
-        if self.window.push(message, self.unsent) {
+        if self.end.is_none() && self.window.push(message, self.unsent) {
             Ok(sequence)
         } else {
-            Err(PublishError::Full {
+            Err(self.refusal(message))
+        }
+    }
+
+    /// Why a message was not published.
+    #[cold]
+    fn refusal(&self, message: &[u8]) -> PublishError {
+        let max = Encoder::message_bytes_max(self.options.packet_bytes_max);
+        if self.end.is_some() {
+            PublishError::Ended
+        } else if message.len() > max {
+            PublishError::TooLarge {
+                found: message.len(),
+                max,
+            }
+        } else {
+            PublishError::Full {
                 waiting: self.waiting(),
-            })
+            }
         }
     }
 
     /// The next packet to send on every line; `None` when there is nothing to send before [`deadline`](Self::deadline).
     pub fn transmit(&mut self, now_ns: u64) -> Option<&[u8]> {
+        self.transmit_run(now_ns, 1).map(|run| run.bytes())
+    }
+
+    /// The next packets to send on every line, `packets_max` at most, which is one at least: as many as can be sent at
+    /// once. `None` when there is nothing to send before [`deadline`](Self::deadline).
+    pub fn transmit_run(&mut self, now_ns: u64, packets_max: usize) -> Option<Run<'_>> {
         if self.waiting() > 0 && self.window.next_held(self.unsent).is_none() {
             // Nothing but numbers without a message: a heartbeat tells.
             self.unsent = self.window.next_sequence();
             self.heartbeat_due_ns = now_ns;
         }
-        if let Some(first) = self.window.next_held(self.unsent) {
-            self.packet.restart(self.session, first);
-            while let Some(message) = self.window.get(self.packet.next_sequence())
-                && self.packet.push(message)
-            {}
-            self.unsent = self.packet.next_sequence();
-            self.stats.packets += 1;
-            self.stats.messages += u64::from(self.packet.count());
+        if self.waiting() > 0 {
+            let first = self.window.next_held(self.unsent)?;
+            let (run, next) = self.window.run(first, packets_max)?;
+            self.unsent = next;
+            self.stats.packets += run.count() as u64;
+            self.stats.messages += next.0 - first.0;
             self.heartbeat_due_ns = now_ns + self.options.heartbeat_interval_ns;
-            return Some(self.packet.bytes());
+            return Some(run);
         }
         match self.end {
             Some(End::Requested) => {
@@ -185,14 +213,14 @@ impl Publisher {
             _ => {}
         }
         self.heartbeat_due_ns = now_ns + self.options.heartbeat_interval_ns;
-        let header = if self.end.is_some() {
+        self.control = if self.end.is_some() {
             self.stats.ends += 1;
             Downstream::end_of_session(self.session, self.unsent)
         } else {
             self.stats.heartbeats += 1;
             Downstream::heartbeat(self.session, self.unsent)
         };
-        Some(self.packet.replace(header))
+        Some(Run::new(&self.control, HEADER_BYTES))
     }
 
     /// When to call [`transmit`](Self::transmit) again if nothing is published before.

@@ -7,11 +7,8 @@ use teeline_core::Sequence;
 use crate::{
     Session,
     gap::Gaps,
-    wire::{HEADER_BYTES, MESSAGES_MAX, Request},
+    wire::{HEADER_BYTES, LENGTH_BYTES, MESSAGES_MAX, Request},
 };
-
-/// Bytes in front of each message of a packet.
-const LENGTH_BYTES: u64 = 2;
 
 /// Timeouts double this often at most.
 const BACKOFF_STEPS_MAX: u32 = 6;
@@ -338,7 +335,7 @@ impl Rerequests {
         } else {
             let message_bytes = self.seen_bytes.div_ceil(self.seen_messages.max(1));
             let room = self.answer_bytes.saturating_sub(HEADER_BYTES as u64);
-            room / (message_bytes + LENGTH_BYTES)
+            room / (message_bytes + LENGTH_BYTES as u64)
         };
         fits.clamp(1, MESSAGES_MAX.into()).min(missing)
     }

@@ -12,7 +12,7 @@ use teeline_core::Sequence;
 
 use crate::{
     Session, Window,
-    wire::{Downstream, Encoder, Request},
+    wire::{Encoder, Request},
 };
 
 /// Most addresses whose use is remembered at a time. When more ask within the same seconds, the rest waits.
@@ -237,19 +237,19 @@ impl RetransmitServer {
         }
     }
 
-    /// What to answer `bytes` that came from `from`. `window` holds the latest messages of `session`.
+    /// What to answer `bytes` that came from `from`. `window` holds the latest messages of the session that is on, if one
+    /// is.
     pub fn answer(
         &mut self,
         now_ns: u64,
         from: SocketAddr,
         bytes: &[u8],
-        session: Session,
-        window: &Window,
+        window: Option<&Window>,
         store: Option<&mut dyn MessageStore>,
     ) -> Answer<'_> {
         let packed = self
             .admit(now_ns, from.ip(), bytes)
-            .and_then(|request| self.pack(request, session, window, store));
+            .and_then(|request| self.pack(request, window, store));
         match packed {
             Ok(()) => {
                 self.charge(now_ns, from.ip());
@@ -327,12 +327,11 @@ impl RetransmitServer {
     fn pack(
         &mut self,
         request: Request,
-        session: Session,
-        window: &Window,
+        window: Option<&Window>,
         mut store: Option<&mut dyn MessageStore>,
     ) -> Result<(), Silence> {
         let failed = |_| Silence::StoreFailed;
-        let window = (request.session == session).then_some(window);
+        let window = window.filter(|window| window.session() == request.session);
         let in_store = match &mut store {
             Some(store) => store.range(request.session).map_err(failed)?,
             None => None,
@@ -375,20 +374,20 @@ impl RetransmitServer {
                 .map_err(failed)?;
         }
         if let (Some(window), Some(first)) = (window, in_window) {
-            let mut sequence = match packet.count() {
+            let from = match packet.count() {
                 0 => first,
                 _ => packet.next_sequence(),
             };
-            while let Some(message) = window.get(sequence)
-                && append(packet, sequence, message)
-            {
-                sequence = sequence.next();
+            for (sequence, message) in window.messages(from) {
+                if !append(packet, sequence, message) {
+                    break;
+                }
             }
         }
         if packet.count() == 0 {
             // Nothing of it is there: the answer says what is, at or beyond the end of what was asked for.
             let first = in_window.unwrap_or(published).max(end);
-            packet.replace(Downstream::heartbeat(request.session, first));
+            packet.restart(request.session, first);
             self.stats.too_old += 1;
         } else {
             self.stats.answers += 1;

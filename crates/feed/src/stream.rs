@@ -90,6 +90,25 @@ impl Stream {
         self.end
     }
 
+    /// Whether nothing is missing, nor held, and the next message has the number `first`.
+    #[inline]
+    pub(crate) const fn awaits(&self, first: u64) -> bool {
+        self.known == first && self.reorder.expected() == first && self.end.is_none()
+    }
+
+    /// Delivers messages that are [awaited](Self::awaits).
+    #[inline]
+    pub(crate) fn take_next(
+        &mut self,
+        messages: Messages<'_>,
+        deliver: &mut (impl FnMut(Event<'_>) + ?Sized),
+    ) {
+        let next = self.known + messages.len() as u64;
+        messages.for_each(|(sequence, bytes)| deliver(Event::Message { sequence, bytes }));
+        self.reorder.pass_to(next);
+        (self.noticed, self.known) = (next, next);
+    }
+
     /// Takes from a packet what is new.
     pub(crate) fn accept(
         &mut self,

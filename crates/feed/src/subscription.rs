@@ -10,9 +10,15 @@ pub struct Subscription<T> {
     receiver: Receiver,
     servers: Vec<SocketAddr>,
     transport: T,
+    /// When answers are looked for although nothing was asked.
+    peers_due_ns: u64,
     strangers: u64,
     requests_failed: u64,
 }
+
+/// How often answers are looked for while nothing is missing: late ones must not stay where they came in. A look that
+/// finds nothing is a call of the system, and a busy receiver has better things to do.
+const PEERS_INTERVAL_NS: u64 = 10_000_000;
 
 impl<T: Transport> Subscription<T> {
     /// A subscription that asks `servers`, as many as the receiver's options say.
@@ -21,6 +27,7 @@ impl<T: Transport> Subscription<T> {
             receiver,
             servers,
             transport,
+            peers_due_ns: 0,
             strangers: 0,
             requests_failed: 0,
         }
@@ -35,19 +42,26 @@ impl<T: Transport> Subscription<T> {
         &mut self,
         now_ns: u64,
         limit: usize,
-        deliver: &mut dyn FnMut(Event<'_>),
+        deliver: &mut (impl FnMut(Event<'_>) + ?Sized),
     ) -> io::Result<usize> {
-        let (receiver, servers) = (&mut self.receiver, &self.servers);
-        let strangers = &mut self.strangers;
-        let received = self
-            .transport
-            .receive(limit, &mut |path, bytes| match path {
-                Path::Line(line) => receiver.packet(now_ns, line, bytes, deliver),
-                Path::Peer(from) => match servers.iter().position(|server| *server == from) {
+        let receiver = &mut self.receiver;
+        let mut received = self.transport.receive_lines(limit, &mut |line, arrival| {
+            receiver.packet_of(now_ns, arrival.kernel_ns, line, arrival.bytes, deliver);
+        });
+        if receiver.open_gaps() > 0 || now_ns >= self.peers_due_ns {
+            self.peers_due_ns = now_ns + PEERS_INTERVAL_NS;
+            let (servers, strangers) = (&self.servers, &mut self.strangers);
+            let answers = self
+                .transport
+                .receive_peers(limit, &mut |from, bytes| match servers
+                    .iter()
+                    .position(|server| *server == from)
+                {
                     Some(server) => receiver.answer(now_ns, server, bytes, deliver),
                     None => *strangers += 1,
-                },
-            });
+                });
+            received = received.and_then(|lines| Ok(lines + answers?));
+        }
         if self.receiver.deadline().is_some_and(|due| due <= now_ns) {
             self.receiver.poll(now_ns, deliver);
         }

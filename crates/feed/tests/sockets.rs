@@ -155,7 +155,7 @@ fn multicast_works() -> bool {
         let mut sender = UdpTransport::sender(&lines, None).ok()?;
         sender.send(Path::Line(0), b"probe").ok()?;
         receiver.wait(Duration::from_secs(1)).ok()?;
-        let received = receiver.receive(1, &mut |_, _| ()).ok()?;
+        let received = receiver.receive_lines(1, &mut |_, _| ()).ok()?;
         (received == 1).then_some(())
     };
     let works = try_it().is_some();
@@ -331,7 +331,7 @@ fn with_loopback_off_a_receiver_on_the_same_host_gets_nothing() {
     receiver.wait(PATIENCE).unwrap();
     let mut packets = Vec::new();
     receiver
-        .receive(10, &mut |_, packet| packets.push(packet.to_vec()))
+        .receive_lines(10, &mut |_, arrival| packets.push(arrival.bytes.to_vec()))
         .unwrap();
     assert_eq!(packets, [b"heard"]);
 }
@@ -342,7 +342,7 @@ fn a_buffer_cut_by_the_kernel_is_named_and_the_configuration_may_refuse_it() {
     let [mut line] = lines::<1>(6);
     line.buffer_bytes = Some(1 << 30);
     let cut = UdpTransport::receiver(std::slice::from_ref(&line), None).unwrap();
-    let buffer = cut.buffers().next().unwrap();
+    let buffer = cut.lines().next().unwrap().buffer;
     assert_eq!(buffer.asked, Some(1 << 30));
     assert!(buffer.granted < 1 << 30, "{buffer:?}");
     line.strict = true;
@@ -354,7 +354,16 @@ fn a_buffer_cut_by_the_kernel_is_named_and_the_configuration_may_refuse_it() {
     );
     line.buffer_bytes = Some(50_000);
     let granted = UdpTransport::receiver(&[line], None).unwrap();
-    assert_eq!(granted.buffers().next().unwrap().granted, 50_000);
+    assert_eq!(granted.lines().next().unwrap().buffer.granted, 50_000);
+}
+
+fn kernel_drops(subscription: &mut Subscription<UdpTransport>) -> u64 {
+    subscription
+        .transport()
+        .lines()
+        .next()
+        .unwrap()
+        .kernel_drops
 }
 
 /// HAZARDS MC-08
@@ -372,13 +381,13 @@ fn what_the_kernel_drops_is_counted_exactly_and_recovered_by_request() {
     work(&mut sender, &mut subscription, &mut check, |_, check| {
         check.next == 2
     });
-    assert_eq!(subscription.transport().kernel_drops().unwrap(), [0]);
+    assert_eq!(kernel_drops(&mut subscription), 0);
     // A burst while the receiver does nothing.
     for number in 2..=20_001 {
         publish(&mut sender, number..=number);
         sender.do_work(SystemClock.monotonic_ns()).unwrap();
     }
-    let dropped = subscription.transport().kernel_drops().unwrap()[0];
+    let dropped = kernel_drops(&mut subscription);
     assert!(dropped > 1_000, "{dropped} dropped");
     work(&mut sender, &mut subscription, &mut check, |_, check| {
         check.next == 20_002
@@ -393,7 +402,7 @@ fn what_the_kernel_drops_is_counted_exactly_and_recovered_by_request() {
             .do_work(now, 256, &mut |event| check.event(event))
             .unwrap();
         let received = subscription.receiver().lines().next().unwrap().packets;
-        let dropped = subscription.transport().kernel_drops().unwrap()[0];
+        let dropped = kernel_drops(&mut subscription);
         let sent = sender.lines()[0].packets;
         if received + dropped == sent {
             break;

@@ -98,8 +98,8 @@ fn wireshark_reads_every_field_of_what_we_send() {
                 let row = [session.to_string(), sequence.to_string(), count.to_string()];
                 expected.push(row.to_vec());
                 requests += 1;
-                let window = publisher.window();
-                let answer = server.answer(now, receiver, &bytes, session, window, None);
+                let window = Some(publisher.window());
+                let answer = server.answer(now, receiver, &bytes, window, None);
                 let Answer::Packet(packet) = answer else {
                     panic!("{answer:?}")
                 };

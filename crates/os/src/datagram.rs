@@ -26,8 +26,9 @@ const UDP_GRO: c_int = 104;
 /// Most segments of one send that every kernel takes.
 pub const SEGMENTS_MAX: usize = 64;
 
-/// Most bytes of one send: a UDP datagram's payload over IPv4.
-pub const SEND_BYTES_MAX: usize = 65_507;
+/// Most bytes of one send that is worth cutting: with all headers, fewer than 2^16. A longer one is cut in software before
+/// it reaches the loopback interface: 44 µs instead of 9.
+pub const SEND_BYTES_MAX: usize = 65_400;
 
 /// Bytes that any receive fits into, coalesced or not.
 pub const RECEIVE_BYTES_MAX: usize = 1 << 16;

@@ -15,7 +15,7 @@ use teeline_bridge::adapter::{
 };
 use teeline_core::{Epoch, Offset, Partition, Sequence, SourceName};
 use teeline_feed::{
-    Event, MessageStore, Numbering, Path as Way, Publication, Publisher, PublisherOptions,
+    Arrival, Event, MessageStore, Numbering, Path as Way, Publication, Publisher, PublisherOptions,
     Receiver, ReceiverOptions, RetransmitOptions, RetransmitServer, Session, Sessions, Start,
     Subscription, Transport,
 };
@@ -66,14 +66,26 @@ impl Transport for SendingEnd {
         Ok(())
     }
 
-    fn receive(&mut self, limit: usize, each: &mut dyn FnMut(Way, &[u8])) -> io::Result<usize> {
+    fn receive_lines(
+        &mut self,
+        _: usize,
+        _: &mut dyn FnMut(usize, Arrival<'_>),
+    ) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn receive_peers(
+        &mut self,
+        limit: usize,
+        each: &mut dyn FnMut(SocketAddr, &[u8]),
+    ) -> io::Result<usize> {
         let mut received = 0;
         while received < limit {
             let Some(request) = self.0.borrow_mut().requests.pop_front() else {
                 break;
             };
             received += 1;
-            each(Way::Peer(receiver()), &request);
+            each(receiver(), &request);
         }
         Ok(received)
     }
@@ -89,20 +101,39 @@ impl Transport for ReceivingEnd {
         Ok(())
     }
 
-    fn receive(&mut self, limit: usize, each: &mut dyn FnMut(Way, &[u8])) -> io::Result<usize> {
+    fn receive_lines(
+        &mut self,
+        limit: usize,
+        each: &mut dyn FnMut(usize, Arrival<'_>),
+    ) -> io::Result<usize> {
         let mut received = 0;
         while received < limit {
-            let mut network = self.0.borrow_mut();
-            let (way, packet) = if let Some(packet) = network.line.pop_front() {
-                (Way::Line(0), packet)
-            } else if let Some(packet) = network.answers.pop_front() {
-                (Way::Peer(server()), packet)
-            } else {
+            let Some(packet) = self.0.borrow_mut().line.pop_front() else {
                 break;
             };
-            drop(network);
             received += 1;
-            each(way, &packet);
+            let arrival = Arrival {
+                bytes: &packet,
+                from: None,
+                kernel_ns: None,
+            };
+            each(0, arrival);
+        }
+        Ok(received)
+    }
+
+    fn receive_peers(
+        &mut self,
+        limit: usize,
+        each: &mut dyn FnMut(SocketAddr, &[u8]),
+    ) -> io::Result<usize> {
+        let mut received = 0;
+        while received < limit {
+            let Some(answer) = self.0.borrow_mut().answers.pop_front() else {
+                break;
+            };
+            received += 1;
+            each(server(), &answer);
         }
         Ok(received)
     }

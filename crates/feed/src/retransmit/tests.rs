@@ -1,4 +1,5 @@
 use super::*;
+use crate::{WindowOptions, wire::Downstream};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -41,9 +42,19 @@ impl MessageStore for Store {
     }
 }
 
+/// A window of ten packets of ten messages.
+fn empty_window(first: u64) -> Window {
+    let options = WindowOptions {
+        packet_bytes_max: 20 + 10 * 10,
+        bytes: 10_000,
+        messages_max: 100,
+    };
+    Window::new(session(), Sequence(first), options)
+}
+
 /// The window holds 101 to 200.
 fn window() -> Window {
-    let mut window = Window::new(10_000, 100, Sequence(51));
+    let mut window = empty_window(51);
     for number in 51..=200 {
         assert!(window.push(&message(number), Sequence(u64::MAX)));
     }
@@ -96,7 +107,7 @@ fn one_packet_answers_with_as_much_as_fits_from_window_and_store() {
     let mut ask = |session_asked, first, count, with_store: bool| {
         let store: Option<&mut dyn MessageStore> = if with_store { Some(&mut store) } else { None };
         let bytes = request(session_asked, first, count);
-        range(server.answer(0, address("10.1.2.3"), &bytes, session(), &window, store))
+        range(server.answer(0, address("10.1.2.3"), &bytes, Some(&window), store))
     };
     // From the window.
     assert_eq!(ask(session(), 120, 5, false), Ok((120, 124)));
@@ -137,7 +148,7 @@ fn one_packet_answers_with_as_much_as_fits_from_window_and_store() {
 
 #[test]
 fn numbers_that_never_had_a_message_are_said_not_to_be_there() {
-    let mut window = Window::new(10_000, 100, Sequence(1));
+    let mut window = empty_window(1);
     for number in [1, 2, 3] {
         window.push(&message(number), Sequence(1));
     }
@@ -147,7 +158,7 @@ fn numbers_that_never_had_a_message_are_said_not_to_be_there() {
     let mut server = server(None, None);
     let mut ask = |first, count| {
         let bytes = request(session(), first, count);
-        range(server.answer(0, address("10.1.2.3"), &bytes, session(), &window, None))
+        range(server.answer(0, address("10.1.2.3"), &bytes, Some(&window), None))
     };
     assert_eq!(ask(2, 20), Ok((2, 3)));
     assert_eq!(ask(4, 20), Ok((10, 10)));
@@ -163,7 +174,7 @@ fn only_named_prefixes_are_answered() {
     let window = window();
     let mut server = server(None, None);
     let bytes = request(session(), 120, 5);
-    let mut ask = |from| range(server.answer(0, address(from), &bytes, session(), &window, None));
+    let mut ask = |from| range(server.answer(0, address(from), &bytes, Some(&window), None));
     for friend in ["10.1.0.1", "10.1.255.255", "fd12::1", "::ffff:10.1.2.3"] {
         assert_eq!(ask(friend), Ok((120, 124)), "{friend}");
     }
@@ -172,7 +183,7 @@ fn only_named_prefixes_are_answered() {
     }
     assert_eq!(server.stats().not_allowed, 4);
     let mut closed = RetransmitServer::new(RetransmitOptions::default());
-    let answer = closed.answer(0, address("10.1.0.1"), &bytes, session(), &window, None);
+    let answer = closed.answer(0, address("10.1.0.1"), &bytes, Some(&window), None);
     assert_eq!(answer, Answer::Silence(Silence::NotAllowed));
 }
 
@@ -191,9 +202,8 @@ fn an_address_gets_its_rate_and_all_together_theirs_and_refusals_are_counted() {
     // Ten packets a second for each, after a burst of five (and the one that makes it busy).
     let mut server = server(rate(10, 5), rate(15, 100));
     let sent = |server: &mut RetransmitServer, now, from: &str, asked| {
-        let got = |_: &u32| {
-            range(server.answer(now, address(from), &bytes, session(), &window, None)).is_ok()
-        };
+        let got =
+            |_: &u32| range(server.answer(now, address(from), &bytes, Some(&window), None)).is_ok();
         (0..asked).filter(got).count()
     };
     assert_eq!(sent(&mut server, 0, "10.1.0.1", 100), 6);
@@ -230,7 +240,7 @@ fn random_bytes_are_answered_with_silence_and_never_panic() {
             bytes[..10].copy_from_slice(session().as_bytes());
         }
         let from = address("10.1.0.1");
-        let answer = server.answer(0, from, &bytes, session(), &window, None);
+        let answer = server.answer(0, from, &bytes, Some(&window), None);
         if let Answer::Packet(packet) = answer {
             assert!(packet.len() <= 140 && bytes.len() == 20, "seed {seed}");
         }

@@ -15,7 +15,7 @@ const END_OF_SESSION: u16 = 0xFFFF;
 pub const MESSAGES_MAX: u16 = END_OF_SESSION - 1;
 
 /// Bytes in front of each message.
-const LENGTH_BYTES: usize = size_of::<u16>();
+pub(crate) const LENGTH_BYTES: usize = size_of::<u16>();
 
 /// A checked view of a downstream packet: all of its messages are there.
 #[derive(Debug, Clone)]
@@ -54,21 +54,27 @@ impl<'a> Downstream<'a> {
                 count,
             });
         }
+        let stride = common_stride(blocks, count);
         let mut rest = blocks;
-        for index in 0..count {
-            rest = split_message(rest)
-                .map_err(|missing| WireError::Truncated {
-                    index,
-                    count,
-                    missing,
-                })?
-                .1;
+        if let Some(stride) = stride {
+            rest = blocks.get(stride * usize::from(count)..).unwrap_or(&[]);
+        } else {
+            for index in 0..count {
+                rest = split_message(rest)
+                    .map_err(|missing| WireError::Truncated {
+                        index,
+                        count,
+                        missing,
+                    })?
+                    .1;
+            }
         }
         Ok(Self {
             header,
             messages: Messages {
                 sequence: header.sequence,
                 left: count,
+                stride,
                 rest: blocks,
             },
             trailing: rest,
@@ -109,32 +115,38 @@ impl<'a> Downstream<'a> {
         self.messages.clone()
     }
 
+    /// Bytes of all messages, without their lengths, of a packet of `packet_bytes`.
+    pub(crate) fn message_bytes(&self, packet_bytes: usize) -> u64 {
+        let lengths = usize::from(self.messages.left) * LENGTH_BYTES;
+        (packet_bytes - HEADER_BYTES - self.trailing.len() - lengths) as u64
+    }
+
     /// What follows the last message; nothing, usually.
     #[must_use]
     pub const fn trailing(&self) -> &'a [u8] {
         self.trailing
     }
 
+    /// The header of a packet of `count` messages, the first of which has the number `first`.
+    pub(crate) fn header(session: Session, first: Sequence, count: u16) -> [u8; HEADER_BYTES] {
+        let header = Header {
+            session,
+            sequence: first,
+            count,
+        };
+        header.to_bytes()
+    }
+
     /// A heartbeat: `next` is the number of the next message.
     #[must_use]
     pub fn heartbeat(session: Session, next: Sequence) -> [u8; HEADER_BYTES] {
-        let header = Header {
-            session,
-            sequence: next,
-            count: HEARTBEAT,
-        };
-        header.to_bytes()
+        Self::header(session, next, HEARTBEAT)
     }
 
     /// The end of a session whose next message would have had the number `next`.
     #[must_use]
     pub fn end_of_session(session: Session, next: Sequence) -> [u8; HEADER_BYTES] {
-        let header = Header {
-            session,
-            sequence: next,
-            count: END_OF_SESSION,
-        };
-        header.to_bytes()
+        Self::header(session, next, END_OF_SESSION)
     }
 }
 
@@ -143,12 +155,32 @@ impl<'a> Downstream<'a> {
 pub struct Messages<'a> {
     sequence: Sequence,
     left: u16,
+    /// Bytes of each block, where all are of one length.
+    stride: Option<usize>,
     rest: &'a [u8],
+}
+
+impl<'a> Messages<'a> {
+    /// `count` blocks that were written by this crate.
+    pub(crate) const fn new(first: Sequence, count: u16, blocks: &'a [u8]) -> Self {
+        Self {
+            sequence: first,
+            left: count,
+            stride: None,
+            rest: blocks,
+        }
+    }
+
+    /// No messages.
+    pub(crate) const fn none() -> Self {
+        Self::new(Sequence::NONE, 0, &[])
+    }
 }
 
 impl<'a> Iterator for Messages<'a> {
     type Item = (Sequence, &'a [u8]);
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         self.left = self.left.checked_sub(1)?;
         let (message, rest) = split_message(self.rest).expect("the packet was checked");
@@ -161,9 +193,42 @@ impl<'a> Iterator for Messages<'a> {
     fn size_hint(&self) -> (usize, Option<usize>) {
         (usize::from(self.left), Some(usize::from(self.left)))
     }
+
+    /// Where all blocks are of one length, the place of each is known without reading the lengths before it: a processor
+    /// looks at several at a time.
+    #[inline]
+    fn fold<B, F: FnMut(B, Self::Item) -> B>(mut self, init: B, mut each: F) -> B {
+        let mut all = init;
+        if let Some(stride) = self.stride {
+            let blocks = self.rest.chunks_exact(stride).take(usize::from(self.left));
+            let mut sequence = self.sequence;
+            for block in blocks {
+                let (_, message) = block.split_at(LENGTH_BYTES.min(block.len()));
+                all = each(all, (sequence, message));
+                sequence = sequence.next();
+            }
+            return all;
+        }
+        for item in self.by_ref() {
+            all = each(all, item);
+        }
+        all
+    }
 }
 
 impl ExactSizeIterator for Messages<'_> {}
+
+/// How many bytes each of `count` blocks has, if all are there and of one length.
+#[inline]
+fn common_stride(blocks: &[u8], count: u16) -> Option<usize> {
+    let length = blocks.first_chunk::<LENGTH_BYTES>()?;
+    let stride = LENGTH_BYTES + usize::from(u16::from_be_bytes(*length));
+    let blocks = blocks.get(..stride * usize::from(count))?;
+    blocks
+        .chunks_exact(stride)
+        .all(|block| block.starts_with(length))
+        .then_some(stride)
+}
 
 /// The first message of `blocks` and the blocks behind it, or how many bytes are missing.
 fn split_message(blocks: &[u8]) -> Result<(&[u8], &[u8]), usize> {
@@ -209,13 +274,6 @@ impl Encoder {
         };
         self.bytes.clear();
         self.bytes.extend_from_slice(&self.header.to_bytes());
-    }
-
-    /// Puts a packet without messages in place of what was packed.
-    pub(crate) fn replace(&mut self, packet: [u8; HEADER_BYTES]) -> &[u8] {
-        self.bytes.clear();
-        self.bytes.extend_from_slice(&packet);
-        &self.bytes
     }
 
     /// Appends a message; false, and nothing changed, if the packet has no room for it.

@@ -4,6 +4,7 @@
 mod downstream;
 mod request;
 
+pub(crate) use downstream::LENGTH_BYTES;
 pub use downstream::{Content, Downstream, Encoder, MESSAGES_MAX, Messages};
 pub use request::{REQUEST_BYTES, Request};
 

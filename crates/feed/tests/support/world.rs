@@ -290,11 +290,8 @@ impl World {
             } else {
                 None
             };
-            let session = self.publisher.session();
-            let window = self.publisher.window();
-            let answer = server
-                .server
-                .answer(now, from, &request, session, window, store);
+            let window = Some(self.publisher.window());
+            let answer = server.server.answer(now, from, &request, window, store);
             if let Answer::Packet(packet) = answer {
                 server.answers.send(now, packet);
             }

@@ -145,8 +145,7 @@ fn summary(
     subscription: &mut Subscription<UdpTransport>,
     out: &mut Output,
 ) -> Result<Answer, Failure> {
-    let drops = subscription.transport().kernel_drops().unwrap_or_default();
-    let buffers: Vec<_> = subscription.transport().buffers().collect();
+    let sockets: Vec<_> = subscription.transport().lines().collect();
     let receiver = subscription.receiver();
     let line = |(at, line): (usize, &LineStats)| LineSummary {
         packets: line.packets,
@@ -156,9 +155,9 @@ fn summary(
         malformed: line.malformed,
         wrong_session: line.wrong_session,
         beyond_window: line.beyond_window,
-        kernel_drops: drops.get(at).copied().unwrap_or(0),
+        kernel_drops: sockets[at].kernel_drops,
         lag_ns_max: line.lag_ns_max,
-        buffer_bytes: buffers.get(at).map_or(0, |buffer| buffer.granted),
+        buffer_bytes: sockets[at].buffer.granted,
     };
     let stats = receiver.stats();
     let summary = SummaryLine {

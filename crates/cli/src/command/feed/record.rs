@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 use teeline_core::time::Clock;
 use teeline_feed::{
-    Path as Way, Transport,
+    Transport,
     capture::{PcapWriter, Resolution},
     driver::UdpTransport,
 };
@@ -45,23 +45,28 @@ struct RecordedLine {
 impl RecordArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let stop = stop_on_signals(&STOP)?;
-        let lines = self.lines.options();
+        let mut lines = self.lines.options();
+        for line in &mut lines {
+            // A capture is of packets with their own times, not of buffers.
+            (line.timestamps, line.offload) = (true, false);
+        }
         let mut transport = UdpTransport::receiver(&lines, None).map_err(Failure::new)?;
         let unwritable = |error| file::unwritable(&self.capture, &error);
         let mut capture = PcapWriter::new(file::create(&self.capture)?, Resolution::Nanoseconds)
             .map_err(unwritable)?;
-        // Sockets do not tell which of the host's addresses sent what; the line says to whom.
+        // Where a socket does not tell who sent what.
         let unknown = |group: SocketAddr| SocketAddr::new(unspecified(group), group.port());
         let wanted = self.packets.unwrap_or(u64::MAX);
         let mut packets = 0;
         while packets < wanted && !stop.load(Ordering::Relaxed) {
             let limit = usize::try_from(wanted - packets).unwrap_or(usize::MAX);
             let mut written = Ok(());
-            let received = transport.receive(limit.min(DATAGRAMS_PER_TURN), &mut |way, packet| {
-                let Way::Line(line) = way else { return };
+            let limit = limit.min(DATAGRAMS_PER_TURN);
+            let received = transport.receive_lines(limit, &mut |line, arrival| {
                 let group = lines[line].group;
-                let now_ns = SystemClock.wall_ns();
-                let result = capture.write(now_ns, unknown(group), group, packet);
+                let from = arrival.from.unwrap_or_else(|| unknown(group));
+                let at_ns = arrival.kernel_ns.unwrap_or_else(|| SystemClock.wall_ns());
+                let result = capture.write(at_ns, from, group, arrival.bytes);
                 written = std::mem::replace(&mut written, Ok(())).and(result);
             });
             let received =
@@ -76,7 +81,7 @@ impl RecordArgs {
         capture.flush().map_err(unwritable)?;
         let line = RecordedLine {
             packets,
-            kernel_drops: transport.kernel_drops().unwrap_or_default().iter().sum(),
+            kernel_drops: transport.lines().map(|line| line.kernel_drops).sum(),
         };
         if out.is_json() {
             out.object(&line)?;

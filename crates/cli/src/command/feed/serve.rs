@@ -5,10 +5,10 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::Args;
 use serde::Serialize;
 use teeline_bridge::adapter::{FeedToLog, LogStore};
-use teeline_core::{Name, Sequence, SourceName, time::Clock};
+use teeline_core::{Name, SourceName, time::Clock};
 use teeline_feed::{
-    Answer as Retransmission, Path as Way, Prefix, ReceiverState, Session, Sessions, Start,
-    Transport, Window, driver::UdpTransport,
+    Answer as Retransmission, Path as Way, Prefix, ReceiverState, Sessions, Start, Transport,
+    driver::UdpTransport,
 };
 use teeline_log::{Log, LogOptions, Topic, TopicConfig};
 use teeline_os::SystemClock;
@@ -156,23 +156,18 @@ impl ServeArgs {
         let mut store = LogStore::new(topic, &self.place.source).map_err(Failure::new)?;
         let mut server = retransmit_server(self.allowed, self.packet_bytes.into())?;
         let mut transport = UdpTransport::sender(&[], Some(self.requests)).map_err(Failure::new)?;
-        // Nothing is published here: there is the store alone.
-        let window = Window::new(0, 0, Sequence(1));
         let mut send_failures = 0;
         let mut requests = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             let received = transport
-                .receive(REQUESTS_PER_TURN, &mut |way, request| {
-                    if let Way::Peer(from) = way {
-                        requests.push((from, request.to_vec()));
-                    }
+                .receive_peers(REQUESTS_PER_TURN, &mut |from, request| {
+                    requests.push((from, request.to_vec()));
                 })
                 .map_err(|error| Failure::new(format_args!("cannot receive: {error}")))?;
             for (from, request) in requests.drain(..) {
                 let now_ns = SystemClock.monotonic_ns();
-                let nobody = Session::ANONYMISED;
-                let answer =
-                    server.answer(now_ns, from, &request, nobody, &window, Some(&mut store));
+                // Nothing is published here: there is the store alone.
+                let answer = server.answer(now_ns, from, &request, None, Some(&mut store));
                 if let Retransmission::Packet(packet) = answer {
                     let sent = transport.send(Way::Peer(from), packet);
                     send_failures += u64::from(sent.is_err());
