@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::accounts;
+
 /// What every fallible function of this crate returns, unless it has an error enum of its own.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -98,7 +100,7 @@ fn who_may_use(path: &Path) -> Option<String> {
         .ancestors()
         .find_map(|place| Some((place, fs::metadata(place).ok()?)))?;
     let group = metadata.gid();
-    let group = group_name(group).unwrap_or_else(|| group.to_string());
+    let group = accounts::group_name(group).unwrap_or_else(|| group.to_string());
     Some(format!(
         "{} belongs to user {} and group {group} with mode {:04o}, so this needs that user or group {group}",
         place.display(),
@@ -107,22 +109,11 @@ fn who_may_use(path: &Path) -> Option<String> {
     ))
 }
 
-/// The name of a group in the local group file.
-fn group_name(gid: u32) -> Option<String> {
-    let groups = fs::read_to_string("/etc/group").ok()?;
-    groups.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let name = fields.next()?;
-        let id: u32 = fields.nth(1)?.parse().ok()?;
-        (id == gid).then(|| name.to_owned())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::io;
 
-    use super::{Error, group_name};
+    use super::Error;
 
     #[test]
     fn an_error_reads_as_one_sentence_with_place_reason_and_remedy() {
@@ -152,6 +143,5 @@ mod tests {
         );
         let text = error.to_string();
         assert!(text.contains("needs that user or group "), "{text}");
-        assert_eq!(group_name(0).as_deref(), Some("root"));
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FallocateFlags, Gid, fallocate, fchown, fstatfs, fstatvfs, statfs},
+    fs::{FallocateFlags, Gid, Uid, fallocate, fchown, fstatfs, fstatvfs, statfs},
     io::{Errno, retry_on_intr},
 };
 
@@ -83,6 +83,17 @@ pub fn set_access(
         fchown(file, None, Some(Gid::from_raw(group))).context("give the group to", path)?;
     }
     // After the group: a change of owner may clear mode bits.
+    file.set_permissions(Permissions::from_mode(mode))
+        .context("set the mode of", path)
+}
+
+/// Gives an open file or directory to a user, and it exactly `mode`, which that may have cleared. Only root may.
+///
+/// # Errors
+/// When the caller may not.
+pub fn give_to(file: &File, path: impl AsRef<Path>, owner: u32, mode: u32) -> Result<()> {
+    let path = path.as_ref();
+    fchown(file, Some(Uid::from_raw(owner)), None).context("give to another user", path)?;
     file.set_permissions(Permissions::from_mode(mode))
         .context("set the mode of", path)
 }

@@ -20,6 +20,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod accounts;
 #[cfg(feature = "test-switches")]
 pub mod child;
 pub mod clock;

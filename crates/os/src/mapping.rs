@@ -6,6 +6,8 @@
 //! cannot watch them.
 #![expect(unsafe_code, reason = "words in shared memory are reached by address")]
 
+mod pages;
+
 use std::{
     fs::File,
     io,
@@ -14,7 +16,8 @@ use std::{
     time::Duration,
 };
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::{MmapOptions, MmapRaw};
+pub use pages::{HUGE_PAGE_BYTES, huge_page_bytes_at, on_node};
 
 use crate::{Context, Error, Result, futex};
 
@@ -22,9 +25,24 @@ use crate::{Context, Error, Result, futex};
 /// by a forked child.
 #[derive(Debug)]
 pub struct Mapping {
-    raw: MmapRaw,
+    /// Kept beside its owner, so that an access has not to ask which it is.
+    start: *mut u8,
+    len: usize,
     writable: bool,
+    _owner: Owner,
 }
+
+/// What is unmapped in the end.
+#[derive(Debug)]
+enum Owner {
+    Anywhere(#[expect(dead_code, reason = "owned until it is dropped")] MmapRaw),
+    Aligned(#[expect(dead_code, reason = "owned until it is dropped")] pages::Aligned),
+}
+
+// SAFETY: an address of memory that the owner beside it keeps mapped; nothing about it is bound to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: what is shared is reached as atomics only, here and by those who were lent the address.
+unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps the first `len` bytes of a file for reading.
@@ -48,36 +66,76 @@ impl Mapping {
         Self::new(MmapOptions::new().len(len).map_raw(file), true, path)
     }
 
+    /// As [`read_only`](Self::read_only) or [`read_write`](Self::read_write), beginning on a multiple of
+    /// [`HUGE_PAGE_BYTES`], so that it can lie on transparent huge pages.
+    ///
+    /// # Errors
+    /// As theirs.
+    pub fn for_huge_pages(
+        file: &File,
+        path: impl AsRef<Path>,
+        len: usize,
+        writable: bool,
+    ) -> Result<Self> {
+        let path = path.as_ref();
+        check_len(file, path, len)?;
+        let owner = pages::Aligned::new(file, len, writable).context("map", path)?;
+        let (start, len) = (owner.as_mut_ptr(), owner.len());
+        Self::owned(start, len, writable, Owner::Aligned(owner), path)
+    }
+
     fn new(raw: io::Result<MmapRaw>, writable: bool, path: &Path) -> Result<Self> {
         let raw = raw.context("map", path)?;
-        raw.advise(Advice::DontFork)
+        let (start, len) = (raw.as_mut_ptr(), raw.len());
+        Self::owned(start, len, writable, Owner::Anywhere(raw), path)
+    }
+
+    fn owned(
+        start: *mut u8,
+        len: usize,
+        writable: bool,
+        owner: Owner,
+        path: &Path,
+    ) -> Result<Self> {
+        let mapping = Self {
+            start,
+            len,
+            writable,
+            _owner: owner,
+        };
+        mapping
+            .advise(libc::MADV_DONTFORK)
             .context("keep forks out of the mapping of", path)?;
-        Ok(Self { raw, writable })
+        Ok(mapping)
+    }
+
+    const fn start(&self) -> *mut u8 {
+        self.start
     }
 
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.raw.len()
+        self.len
     }
 
     /// Whether nothing is mapped.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.raw.len() == 0
+        self.len == 0
     }
 
     /// Address of the first byte: page-aligned, valid for [`len`](Self::len) bytes while `self` lives. Other processes
     /// may write there at any time.
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
-        self.raw.as_ptr()
+        self.start.cast_const()
     }
 
     /// As [`as_ptr`](Self::as_ptr), for writing; `None` when mapped read-only.
     #[must_use]
     pub fn as_mut_ptr(&self) -> Option<*mut u8> {
-        self.writable.then(|| self.raw.as_mut_ptr())
+        self.writable.then_some(self.start)
     }
 
     /// Makes every page present now, so that the hot path takes no page fault. Best effort: a kernel that cannot do it
@@ -85,11 +143,11 @@ impl Mapping {
     pub fn prefault(&self) {
         const PAGE_BYTES_MIN: usize = 4096;
         let populate = if self.writable {
-            Advice::PopulateWrite
+            libc::MADV_POPULATE_WRITE
         } else {
-            Advice::PopulateRead
+            libc::MADV_POPULATE_READ
         };
-        if self.raw.advise(populate).is_err() {
+        if self.advise(populate).is_err() {
             for offset in (0..self.len()).step_by(PAGE_BYTES_MIN) {
                 self.byte(offset).load(Ordering::Relaxed);
             }
@@ -189,7 +247,7 @@ impl Mapping {
             clippy::cast_ptr_alignment,
             reason = "the mapping begins on a page and the offset was checked"
         )]
-        let word = self.raw.as_mut_ptr().wrapping_add(offset).cast::<u64>();
+        let word = self.start.wrapping_add(offset).cast::<u64>();
         // SAFETY: checked above to lie inside the mapping, aligned, and the mapping lives as long as `self`. Everyone
         // reaches these bytes by atomic access only: in this process through this module or the ring's atomic
         // structures; what other processes do is outside the language. On a read-only mapping the callers only load.
@@ -206,25 +264,23 @@ impl Mapping {
             clippy::cast_ptr_alignment,
             reason = "the mapping begins on a page and the offset was checked"
         )]
-        let word = self.raw.as_mut_ptr().wrapping_add(offset).cast::<u32>();
+        let word = self.start.wrapping_add(offset).cast::<u32>();
         // SAFETY: as in `word_u64`.
         unsafe { AtomicU32::from_ptr(word) }
     }
 
     fn byte(&self, offset: usize) -> &AtomicU8 {
         self.assert_inside(offset, 1);
-        let byte = self.raw.as_mut_ptr().wrapping_add(offset);
+        let byte = self.start.wrapping_add(offset);
         // SAFETY: as in `word_u64`; a byte has no alignment.
         unsafe { AtomicU8::from_ptr(byte) }
     }
 
     fn assert_inside(&self, offset: usize, len: usize) {
         assert!(
-            offset
-                .checked_add(len)
-                .is_some_and(|end| end <= self.raw.len()),
+            offset.checked_add(len).is_some_and(|end| end <= self.len),
             "{len} bytes at {offset} do not lie inside a mapping of {}",
-            self.raw.len()
+            self.len
         );
     }
 

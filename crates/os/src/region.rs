@@ -9,7 +9,13 @@ use std::{
     ffi::OsStr,
     fs::{self, File},
     io,
-    os::{fd::AsRawFd, unix::ffi::OsStrExt},
+    os::{
+        fd::AsRawFd,
+        unix::{
+            ffi::OsStrExt,
+            fs::{MetadataExt, symlink},
+        },
+    },
     path::{Path, PathBuf},
 };
 
@@ -26,6 +32,7 @@ pub struct RegionBuilder {
     final_path: PathBuf,
     aside: PathBuf,
     mode: u32,
+    owner: Option<u32>,
     group: Option<u32>,
     lock_path: PathBuf,
     /// Held for as long as `aside` may exist.
@@ -65,6 +72,7 @@ impl RegionBuilder {
             final_path,
             aside,
             mode,
+            owner: None,
             group,
             lock_path,
             _alive: alive,
@@ -73,6 +81,13 @@ impl RegionBuilder {
         file::create_dir(&region.aside, 0o700)?;
         hold::point("region.created");
         Ok(region)
+    }
+
+    /// Gives the directory, and every file made from now on, to that user, when it is published. Only root may.
+    #[must_use]
+    pub fn owner(mut self, owner: Option<u32>) -> Self {
+        self.owner = owner;
+        self
     }
 
     /// Makes a file in the directory: `len` bytes of zeros with their blocks reserved, exactly `mode` whatever the
@@ -88,9 +103,45 @@ impl RegionBuilder {
         let made = file::create_new(&aside, mode, self.group)?;
         hold::point("region.file");
         // Errors name the path that the user asked for, not the hidden one.
-        file::reserve(&made, self.final_path.join(name), len)?;
-        hold::point("region.sized");
+        self.size(&made, &aside, &self.final_path.join(name), len, mode)?;
         Ok(made)
+    }
+
+    /// As [`file`](Self::file), but the file lies in the directory `elsewhere`, perhaps on another file system, under a
+    /// name that nothing else has, and this directory has a symbolic link to it. It goes with the directory, if that is
+    /// removed by [`remove_dir`], or was never published.
+    ///
+    /// Hold points: those of [`file`](Self::file), and `region.linked` (the link is there, not the file).
+    ///
+    /// # Errors
+    /// As [`file`](Self::file).
+    pub fn file_elsewhere(
+        &self,
+        name: &str,
+        elsewhere: &Path,
+        len: u64,
+        mode: u32,
+    ) -> Result<File> {
+        let aside = self.aside.join(name);
+        let unique = self.aside.file_name().unwrap_or_default().to_string_lossy();
+        let target = elsewhere.join(format!("{}.{name}", unique.trim_start_matches('.')));
+        let target = std::path::absolute(&target).context("find", &target)?;
+        // The link first: whoever sweeps after a kill finds the target by it.
+        symlink(&target, &aside).context("create link", &aside)?;
+        hold::point("region.linked");
+        let made = file::create_new(&target, mode, self.group)?;
+        hold::point("region.file");
+        self.size(&made, &target, &target, len, mode)?;
+        Ok(made)
+    }
+
+    fn size(&self, made: &File, path: &Path, named: &Path, len: u64, mode: u32) -> Result<()> {
+        file::reserve(made, named, len)?;
+        if let Some(owner) = self.owner {
+            file::give_to(made, path, owner, mode)?;
+        }
+        hold::point("region.sized");
+        Ok(())
     }
 
     /// Where the directory will appear.
@@ -111,11 +162,15 @@ impl RegionBuilder {
             aside,
             final_path,
             mode,
+            owner,
             group,
             ..
         } = &self;
         let dir = File::open(aside).context("open directory", aside)?;
         file::set_access(&dir, aside, *mode, *group)?;
+        if let Some(owner) = owner {
+            file::give_to(&dir, aside, *owner, *mode)?;
+        }
         hold::point("region.complete");
         let renamed = renameat_with(CWD, aside, CWD, final_path, RenameFlags::NOREPLACE);
         hold::point("region.published");
@@ -138,10 +193,30 @@ impl Drop for RegionBuilder {
 
 /// Removes the hidden directory, then its lock file: in this order, so that no directory is ever without one.
 fn remove_aside(aside: &Path, lock_path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(aside) {
+    match remove_dir(aside) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => fs::remove_file(lock_path),
     }
+}
+
+/// Removes a directory that a [`RegionBuilder`] made, with the files that lie elsewhere. Of those, only what belongs to
+/// the directory's own user: a link can be anybody's.
+///
+/// # Errors
+/// As [`fs::remove_dir_all`].
+pub fn remove_dir(dir: &Path) -> io::Result<()> {
+    let owner = fs::metadata(dir)?.uid();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?.path();
+        let Ok(target) = fs::read_link(&entry) else {
+            continue;
+        };
+        match fs::symlink_metadata(&target) {
+            Ok(found) if found.is_file() && found.uid() == owner => fs::remove_file(&target)?,
+            _ => {}
+        }
+    }
+    fs::remove_dir_all(dir)
 }
 
 /// Removes what dead creators of `final_path` left beside it. A lock that is held, or a leftover that is not ours to
@@ -199,7 +274,7 @@ fn lock_then_name(path: &Path) -> Result<OfdLock> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::fs::PermissionsExt;
 
     use rustix::process::umask;
 
@@ -255,6 +330,28 @@ mod tests {
         region.file("data", 4096, 0o640).unwrap();
         drop(region);
         assert!(names(base.path()).is_empty());
+    }
+
+    #[test]
+    fn a_file_that_lies_elsewhere_goes_with_its_directory() {
+        let base = tempfile::tempdir().unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let path = base.path().join("ring");
+        let make = || {
+            let region = RegionBuilder::new(&path, 0o750, None).unwrap();
+            region
+                .file_elsewhere("data", elsewhere.path(), 4096, 0o640)
+                .unwrap();
+            assert_eq!(names(elsewhere.path()).len(), 1);
+            region
+        };
+        drop(make());
+        assert_eq!(names(elsewhere.path()), [""; 0], "never published");
+        make().publish().unwrap();
+        assert_eq!(fs::metadata(path.join("data")).unwrap().len(), 4096);
+        remove_dir(&path).unwrap();
+        assert_eq!(names(elsewhere.path()), [""; 0]);
+        assert_eq!(names(base.path()), [""; 0]);
     }
 
     #[test]
