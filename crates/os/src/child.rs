@@ -111,8 +111,15 @@ pub fn command_in_container(role: &str) -> Option<Command> {
 /// [`command_in_container`].
 #[must_use]
 pub fn command_on_one_mebibyte(path: &Path, role: &str) -> Option<Command> {
-    const SCRIPT: &str = "mount -t tmpfs -o size=1m none \"$0\" && exec \"$@\"";
-    let shell = ["sh", "-c", SCRIPT, path.to_str()?];
+    command_with_mount("tmpfs", "size=1m", path, role)
+}
+
+/// As [`command`], with a file system of kind `kind` at `path` that nobody else sees. `None` as in
+/// [`command_in_container`].
+#[must_use]
+pub fn command_with_mount(kind: &str, options: &str, path: &Path, role: &str) -> Option<Command> {
+    let script = format!("mount -t {kind} -o {options} none \"$0\" && exec \"$@\"");
+    let shell = ["sh", "-c", &script, path.to_str()?];
     command_unshared(&["--mount"], &shell, role)
 }
 

@@ -11,9 +11,10 @@ use crate::{
     info::RingInfo,
     membership::{self, LossAccount, Lost},
     memory::Mapped,
+    pages::MemoryReport,
     producer::AttachOptions,
     reader::Reader,
-    region::{self, Region},
+    region::{self, Reading, Region},
     viewer::Join,
 };
 
@@ -29,6 +30,7 @@ pub struct Consumer {
     ring: RingInfo,
     name: Name,
     losses: LossAccount,
+    memory: MemoryReport,
     _lock: OfdLock,
 }
 
@@ -86,16 +88,22 @@ impl Consumer {
     fn attach_as(
         dir: &Path,
         name: &Name,
-        mut take_over: impl FnMut(&Region) -> Result<(Reader<Mapped>, Mapped, OfdLock), AttachError>,
+        mut take_over: impl FnMut(&Region) -> Result<Reading, AttachError>,
     ) -> Result<Self, AttachError> {
         region::with_current(dir, |region| {
-            let (reader, control, lock) = take_over(region)?;
+            let Reading {
+                reader,
+                control,
+                memory,
+                lock,
+            } = take_over(region)?;
             Ok(Self {
                 losses: membership::account(reader.page()),
                 reader,
                 control,
                 ring: RingInfo::new(region.descriptor()),
                 name: name.clone(),
+                memory,
                 _lock: lock,
             })
         })
@@ -168,6 +176,12 @@ impl Consumer {
     #[must_use]
     pub fn ring(&self) -> &RingInfo {
         &self.ring
+    }
+
+    /// What was asked of the ring's memory, and what this process was granted.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryReport {
+        &self.memory
     }
 
     /// This consumer's name.

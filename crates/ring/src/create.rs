@@ -1,12 +1,16 @@
 //! What a new ring is to be, and its files: made aside, put into place whole.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use teeline_core::{
     Epoch, Name, Sequence, SourceName, limits::RELIABLE_CONSUMERS_MAX, time::Clock,
 };
 use teeline_os::{
     file::write_all_at,
+    mapping::{huge_page_bytes_at, on_node},
     region::{PublishError, RegionBuilder},
     state::StateDir,
 };
@@ -15,6 +19,7 @@ use crate::{
     cursor::{Alignment, Geometry},
     error::{AttachError, CreateError},
     layout::{self, Descriptor, RoleKind},
+    pages::{HugePages, MemoryOptions, MemoryWishes},
     region::with_current,
     removal::sweep_removed,
 };
@@ -29,7 +34,9 @@ pub struct RingOptions {
     spares: u32,
     stamped: bool,
     mode: u32,
+    owner: Option<u32>,
     group: Option<u32>,
+    memory: MemoryOptions,
 }
 
 impl RingOptions {
@@ -45,7 +52,9 @@ impl RingOptions {
             spares: 0,
             stamped: false,
             mode: 0o600,
+            owner: None,
             group: None,
+            memory: MemoryOptions::default(),
         }
     }
 
@@ -92,6 +101,28 @@ impl RingOptions {
         self
     }
 
+    /// What is asked of the memory that holds the frames.
+    #[must_use]
+    pub fn memory(mut self, wishes: MemoryWishes) -> Self {
+        self.memory.wishes = wishes;
+        self
+    }
+
+    /// A directory on a mounted hugetlbfs, where the frames lie if the [memory](Self::memory) is to be
+    /// [`HugePages::Mounted`]. Its mount decides on the size of the pages, of which the capacity must be a multiple.
+    #[must_use]
+    pub fn huge_page_dir(mut self, dir: Option<PathBuf>) -> Self {
+        self.memory.huge_page_dir = dir;
+        self
+    }
+
+    /// User that the ring's files belong to, by number. Only root may give them to another.
+    #[must_use]
+    pub fn owner(mut self, owner: Option<u32>) -> Self {
+        self.owner = owner;
+        self
+    }
+
     /// Group of the ring's files, by number.
     #[must_use]
     pub fn group(mut self, group: Option<u32>) -> Self {
@@ -119,13 +150,14 @@ impl RingOptions {
         }
         sweep_removed(dir);
         let (dir_mode, read_mode, consumer_mode) = self.modes();
-        let region = RegionBuilder::new(dir, dir_mode, self.group)?;
+        let region = RegionBuilder::new(dir, dir_mode, self.group)?.owner(self.owner);
         let descriptor = Descriptor {
             source: self.source.clone(),
             epoch: state.next_epoch(&self.source, clock)?,
             first_sequence: Sequence::NONE.next(),
             geometry: self.geometry()?,
             created_wall_ns: clock.wall_ns(),
+            memory: self.memory.wishes.word(),
             consumers: self.consumers.clone(),
             spares: self.spares,
         };
@@ -137,7 +169,7 @@ impl RingOptions {
             &descriptor.encode()[..],
             0,
         )?;
-        region.file(layout::file::DATA, self.capacity, read_mode)?;
+        self.reserve(&region, read_mode)?;
         let role = |name: &str, kind, mode| -> Result<(), CreateError> {
             let file = region.file(name, layout::ROLE_BYTES as u64, mode)?;
             let page = layout::encode_role(&descriptor, kind);
@@ -187,6 +219,50 @@ impl RingOptions {
         }
     }
 
+    /// Makes the file `data`, where it was asked for.
+    fn reserve(&self, region: &RegionBuilder, mode: u32) -> Result<(), CreateError> {
+        let MemoryOptions {
+            wishes,
+            huge_page_dir,
+        } = &self.memory;
+        let make = || match huge_page_dir {
+            Some(dir) if wishes.huge_pages == HugePages::Mounted => {
+                region.file_elsewhere(layout::file::DATA, dir, self.capacity, mode)
+            }
+            _ => region.file(layout::file::DATA, self.capacity, mode),
+        };
+        match wishes.node {
+            None => make()?,
+            Some(node) => match on_node(node, make) {
+                Ok(made) => made?,
+                Err(error) if wishes.must => return Err(error.into()),
+                // Whoever attaches is told.
+                Err(_) => make()?,
+            },
+        };
+        Ok(())
+    }
+
+    /// Whether the huge pages that are asked for are there, as far as can be told before they are taken.
+    fn check_huge_pages(&self) -> Result<(), CreateError> {
+        if self.memory.wishes.huge_pages != HugePages::Mounted {
+            return Ok(());
+        }
+        let Some(dir) = &self.memory.huge_page_dir else {
+            return Err(CreateError::Options(
+                "huge pages of a hugetlbfs need the directory where it is mounted",
+            ));
+        };
+        match huge_page_bytes_at(dir)? {
+            Some(page_bytes) if self.capacity.is_multiple_of(page_bytes) => Ok(()),
+            found => Err(CreateError::HugePages {
+                dir: dir.clone(),
+                capacity: self.capacity,
+                page_bytes: found,
+            }),
+        }
+    }
+
     fn geometry(&self) -> Result<Geometry, CreateError> {
         Ok(Geometry::new(self.capacity, self.alignment, self.stamped)?)
     }
@@ -203,7 +279,7 @@ impl RingOptions {
         } else if self.mode & !0o664 != 0 || self.mode & 0o600 != 0o600 {
             "its mode must let its owner read and write, and others at most read"
         } else {
-            return Ok(());
+            return self.check_huge_pages();
         };
         Err(CreateError::Options(wrong))
     }
@@ -212,24 +288,23 @@ impl RingOptions {
         let same = found.source == self.source
             && found.geometry == self.geometry()?
             && found.consumers == self.consumers
-            && found.spares == self.spares;
+            && found.spares == self.spares
+            && found.memory == self.memory.wishes.word();
         if same {
             return Ok(found.epoch);
         }
+        let wanted = Descriptor {
+            source: self.source.clone(),
+            geometry: self.geometry()?,
+            consumers: self.consumers.clone(),
+            spares: self.spares,
+            memory: self.memory.wishes.word(),
+            ..*found
+        };
         Err(CreateError::Different {
             dir: dir.to_owned(),
-            found: fingerprint(
-                &found.source,
-                &found.geometry,
-                &found.consumers,
-                found.spares,
-            ),
-            wanted: fingerprint(
-                &self.source,
-                &self.geometry()?,
-                &self.consumers,
-                self.spares,
-            ),
+            found: fingerprint(found),
+            wanted: fingerprint(&wanted),
         })
     }
 
@@ -246,18 +321,14 @@ impl RingOptions {
 }
 
 /// What makes two rings the same, for people.
-fn fingerprint(
-    source: &SourceName,
-    geometry: &Geometry,
-    consumers: &[Name],
-    spares: u32,
-) -> String {
-    let consumers: Vec<&str> = consumers.iter().map(Name::as_str).collect();
-    format!(
-        "source {source}, {} bytes on {}, {}, for {}{}",
-        geometry.capacity(),
-        geometry.alignment().bytes(),
-        if geometry.stamped() {
+fn fingerprint(ring: &Descriptor) -> String {
+    let consumers: Vec<&str> = ring.consumers.iter().map(Name::as_str).collect();
+    let mut text = format!(
+        "source {}, {} bytes on {}, {}, for {}",
+        ring.source,
+        ring.geometry.capacity(),
+        ring.geometry.alignment().bytes(),
+        if ring.geometry.stamped() {
             "stamped"
         } else {
             "not stamped"
@@ -267,10 +338,14 @@ fn fingerprint(
         } else {
             consumers.join(" and ")
         },
-        match spares {
-            0 => String::new(),
-            1 => " and a spare slot".to_owned(),
-            _ => format!(" and {spares} spare slots"),
-        }
-    )
+    );
+    text += &match ring.spares {
+        0 => String::new(),
+        1 => " and a spare slot".to_owned(),
+        spares => format!(" and {spares} spare slots"),
+    };
+    match MemoryWishes::from_word(ring.memory) {
+        Some(wishes) if ring.memory != 0 => text + ", its memory " + &wishes.to_string(),
+        _ => text,
+    }
 }

@@ -20,6 +20,7 @@ use crate::{
     membership::{LossAccount, Standing, account},
     memory::{Mapped, Memory},
     ownership::{End, Mark, Marks},
+    pages::{MemoryReport, MemoryWishes},
     reader::stored,
     region::{Region, is_retired},
 };
@@ -57,6 +58,8 @@ pub struct RingIdentity {
     pub consumers: Vec<Name>,
     /// How many slots it has for others that join later.
     pub spares: u32,
+    /// What it asks of its memory.
+    pub memory: MemoryWishes,
     /// Whether it was removed, or its removal begun.
     pub retired: bool,
 }
@@ -158,7 +161,7 @@ pub fn list(base: impl AsRef<Path>) -> teeline_os::Result<Vec<RingSummary>> {
 pub fn stat(dir: impl AsRef<Path>) -> Result<RingStat, AttachError> {
     let region = Region::open(dir.as_ref())?;
     let control = region.control(false)?;
-    let data = region.data(false)?;
+    let data = region.data()?;
     let descriptor = region.descriptor();
     let geometry = descriptor.geometry;
 
@@ -200,6 +203,16 @@ pub fn stat(dir: impl AsRef<Path>) -> Result<RingStat, AttachError> {
     })
 }
 
+/// What the ring at `dir` asks of its memory, and what a process like this one is granted, which it holds for no longer
+/// than it takes to ask.
+///
+/// # Errors
+/// When there is no such ring, or it is damaged.
+pub fn memory(dir: impl AsRef<Path>) -> Result<MemoryReport, AttachError> {
+    let region = Region::open(dir.as_ref())?;
+    Ok(region.data_as_granted()?.1)
+}
+
 /// Hands every frame that is still in the ring at `dir`, released or not, to `f`, oldest first, with its position: the
 /// flight recorder of processes that are gone. Returns how many.
 ///
@@ -212,7 +225,7 @@ pub fn dump(
     let dir = dir.as_ref();
     let region = Region::open(dir)?;
     let control = region.control(false)?;
-    let data = region.data(false)?;
+    let data = region.data()?;
     let descriptor = region.descriptor();
     let geometry = descriptor.geometry;
     let first_sequence = descriptor.first_sequence.0;
@@ -250,7 +263,7 @@ pub fn dump(
 
 /// Where the published frames of a ring end.
 pub(crate) fn end(region: &Region) -> Result<End, AttachError> {
-    let (control, data) = (region.control(false)?, region.data(false)?);
+    let (control, data) = (region.control(false)?, region.data()?);
     let descriptor = region.descriptor();
     let surveyed = survey(
         &descriptor.geometry,
@@ -372,6 +385,7 @@ fn identity(descriptor: &Descriptor, retired: bool) -> RingIdentity {
         alignment: descriptor.geometry.alignment().bytes(),
         stamped: descriptor.geometry.stamped(),
         created_wall_ns: descriptor.created_wall_ns,
+        memory: MemoryWishes::from_word(descriptor.memory).unwrap_or_default(),
         consumers: descriptor.consumers.clone(),
         spares: descriptor.spares,
         retired,

@@ -70,7 +70,8 @@ pub mod descriptor {
     pub const ALIGNMENT: usize = CAPACITY + 8;
     pub const FLAGS: usize = ALIGNMENT + 8;
     pub const CREATED_WALL_NS: usize = FLAGS + 8;
-    pub const SOURCE_NAME: usize = 128; // behind 56 reserved bytes
+    pub const MEMORY: usize = CREATED_WALL_NS + 8;
+    pub const SOURCE_NAME: usize = 128; // behind 48 reserved bytes
     pub const CHECKSUM: usize = 508; // behind 316 reserved bytes
     pub const CONSUMERS: usize = 1024; // behind 512 reserved bytes
 
@@ -81,9 +82,22 @@ pub mod descriptor {
     const _: () = assert!(MAGIC == 0 && VERSION == 8 && SOURCE_ID == 16 && EPOCH == 24);
     const _: () = assert!(FIRST_SEQUENCE == 32 && CAPACITY == 40 && ALIGNMENT == 48);
     const _: () =
-        assert!(FLAGS == 56 && CREATED_WALL_NS == 64 && CREATED_WALL_NS + 8 <= SOURCE_NAME);
+        assert!(FLAGS == 56 && CREATED_WALL_NS == 64 && MEMORY == 72 && MEMORY + 8 <= SOURCE_NAME);
     const _: () = assert!(SOURCE_NAME + super::NAME_FIELD_BYTES <= CHECKSUM && CHECKSUM + 4 == 512);
     const _: () = assert!(CONSUMERS == 1024);
+}
+
+/// The word `memory` of the descriptor: what is asked of the memory of the frames.
+pub mod memory {
+    pub const NO_PREFAULT: u64 = 1;
+    pub const LOCK: u64 = 1 << 1;
+    pub const TRANSPARENT: u64 = 1 << 2;
+    pub const MOUNTED: u64 = 1 << 3;
+    /// A memory node is given in the upper half.
+    pub const NODE: u64 = 1 << 4;
+    /// What is not granted is an error.
+    pub const MUST: u64 = 1 << 5;
+    pub const NODE_SHIFT: u32 = 32;
 }
 
 /// One slot of the consumers' table in the descriptor page.
@@ -233,6 +247,8 @@ pub struct Descriptor {
     pub first_sequence: Sequence,
     pub geometry: Geometry,
     pub created_wall_ns: u64,
+    /// What is asked of the memory of the frames.
+    pub memory: u64,
     /// Those named at creation, by slot.
     pub consumers: Vec<Name>,
     /// How many slots behind them are for consumers that join later.
@@ -275,6 +291,7 @@ impl Descriptor {
         put_u64(&mut *page, at::ALIGNMENT, self.geometry.alignment().bytes());
         put_u64(&mut *page, at::FLAGS, flags);
         put_u64(&mut *page, at::CREATED_WALL_NS, self.created_wall_ns);
+        put_u64(&mut *page, at::MEMORY, self.memory);
         put_name(&mut *page, at::SOURCE_NAME, &self.source);
         put_checksum(&mut *page, 0, at::CHECKSUM);
         for slot in 0..self.slots() {
@@ -363,12 +380,7 @@ impl Descriptor {
             return Err(damaged("`first sequence` is 0, which is no message's".to_owned()).into());
         }
         check_zero(page, Part::Descriptor, 0, at::VERSION + 4..at::SOURCE_ID)?;
-        check_zero(
-            page,
-            Part::Descriptor,
-            0,
-            at::CREATED_WALL_NS + 8..at::SOURCE_NAME,
-        )?;
+        check_zero(page, Part::Descriptor, 0, at::MEMORY + 8..at::SOURCE_NAME)?;
         check_zero(
             page,
             Part::Descriptor,
@@ -384,6 +396,7 @@ impl Descriptor {
             first_sequence: Sequence(first_sequence),
             geometry,
             created_wall_ns: get_u64(page, at::CREATED_WALL_NS),
+            memory: get_u64(page, at::MEMORY),
             consumers,
             spares,
         })

@@ -67,6 +67,8 @@ mod memory;
 mod observer;
 mod ownership;
 #[cfg(not(loom))]
+mod pages;
+#[cfg(not(loom))]
 mod producer;
 #[cfg(not(loom))]
 mod progress;
@@ -95,6 +97,7 @@ pub use {
     eviction::{Evicted, evict},
     info::RingInfo,
     observer::{ObserveOptions, Observer},
+    pages::{Grant, HugePages, MemoryReport, MemoryWishes},
     producer::{AttachOptions, Producer},
     progress::ConsumerProgress,
     removal::remove,

@@ -8,6 +8,7 @@ use crate::{
     error::{AttachError, PollError},
     info::RingInfo,
     memory::Mapped,
+    pages::MemoryReport,
     region,
     viewer::{Join, Losses, Observed, Resume, Viewer},
 };
@@ -54,6 +55,7 @@ pub struct ObserveOptions {
 pub struct Observer {
     viewer: Viewer<Mapped>,
     ring: RingInfo,
+    memory: MemoryReport,
 }
 
 impl Observer {
@@ -64,11 +66,12 @@ impl Observer {
     pub fn attach(dir: impl AsRef<Path>, options: &ObserveOptions) -> Result<Self, AttachError> {
         region::with_current(dir.as_ref(), |region| {
             let descriptor = region.descriptor();
+            let (data, memory) = region.data_as_granted()?;
             let viewer = Viewer::new(
                 descriptor.geometry,
                 descriptor.first_sequence,
                 region.control(false)?,
-                region.data(false)?,
+                data,
                 options.join,
                 options.resume,
             )
@@ -76,8 +79,15 @@ impl Observer {
             Ok(Self {
                 viewer,
                 ring: RingInfo::new(descriptor),
+                memory,
             })
         })
+    }
+
+    /// What was asked of the ring's memory, and what this process was granted: an observer goes on with that.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryReport {
+        &self.memory
     }
 
     /// Hands up to `limit` frames to `handler`, in order, and returns how many; 0 when there is nothing new. Payloads are

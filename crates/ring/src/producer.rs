@@ -12,6 +12,7 @@ use crate::{
     info::RingInfo,
     memory::Mapped,
     ownership::{Marks, Takeover, walk},
+    pages::MemoryReport,
     progress::{ConsumerProgress, Watch},
     region,
     writer::{Reservation, Writer},
@@ -45,6 +46,7 @@ pub struct Producer {
     /// False while a ring is new and nobody has said what came before it.
     resumed: bool,
     watch: Watch,
+    memory: MemoryReport,
     lock: OfdLock,
 }
 
@@ -67,7 +69,8 @@ impl Producer {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, AttachError> {
         region::with_current(dir.as_ref(), |region| {
-            let (writer, takeover, lock) = region.take_over_producer(options.takeover_wait)?;
+            let (writer, takeover, memory, lock) =
+                region.take_over_producer(options.takeover_wait)?;
             Ok(Self {
                 resumed: writer.position() > Position(0),
                 writer,
@@ -75,6 +78,7 @@ impl Producer {
                 clock: Arc::clone(&clock),
                 takeover,
                 watch: Watch::new(region)?,
+                memory,
                 lock,
             })
         })
@@ -96,6 +100,12 @@ impl Producer {
     #[must_use]
     pub fn takeover(&self) -> Option<&Takeover> {
         self.takeover.as_ref()
+    }
+
+    /// What was asked of the ring's memory, and what this process was granted.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryReport {
+        &self.memory
     }
 
     /// The consumers that hold this producer back, and how they get on. Makes a system call for each: not for the hot path.

@@ -14,6 +14,7 @@ use teeline_os::{
     Context, Mapping, SystemClock,
     file::{open_read, open_read_write, read_exact_at},
     lock::{LockError, OfdLock},
+    mapping::huge_page_bytes_at,
     sleep,
 };
 use teeline_sync::atomic::Ordering;
@@ -24,6 +25,7 @@ use crate::{
     membership::{self, Joining, Standing, Wish},
     memory::{Mapped, Memory},
     ownership::Takeover,
+    pages::{MemoryReport, MemoryWishes, is_for_huge_pages},
     reader::Reader,
     viewer::Join,
     writer::{ConsumerView, Writer},
@@ -166,20 +168,62 @@ impl Region {
         Ok(Mapped::new(mapping))
     }
 
-    /// The file `data`, mapped.
-    pub(crate) fn data(&self, writable: bool) -> Result<Mapped, AttachError> {
+    /// What the ring asks of its memory.
+    pub(crate) fn wishes(&self) -> Result<MemoryWishes, AttachError> {
+        let word = self.descriptor.memory;
+        MemoryWishes::from_word(word).ok_or_else(|| {
+            let what = format!("`memory` is {word:#x}, which is no set of wishes");
+            self.damaged(Damage::new(Part::Descriptor, what))
+        })
+    }
+
+    /// The file `data`, mapped, with what the ring asks of its memory; an error if that must be granted and is not.
+    pub(crate) fn data_with_memory(
+        &self,
+        writable: bool,
+    ) -> Result<(Mapped, MemoryReport), AttachError> {
+        let wishes = self.wishes()?;
+        let (mapping, page_bytes) = self.map_data(writable)?;
+        let report = MemoryReport::make(wishes, &mapping, page_bytes);
+        if wishes.must
+            && let Some((wish, why)) = report.refused().next()
+        {
+            return Err(AttachError::Memory {
+                dir: self.dir.clone(),
+                wish,
+                why: why.to_owned(),
+            });
+        }
+        Ok((Mapped::new(mapping), report))
+    }
+
+    /// As [`data_with_memory`](Self::data_with_memory), for those who only look: they go on with what they get.
+    pub(crate) fn data_as_granted(&self) -> Result<(Mapped, MemoryReport), AttachError> {
+        let (mapping, page_bytes) = self.map_data(false)?;
+        let report = MemoryReport::make(self.wishes()?, &mapping, page_bytes);
+        Ok((Mapped::new(mapping), report))
+    }
+
+    /// The file `data`, mapped for reading, for a short look.
+    pub(crate) fn data(&self) -> Result<Mapped, AttachError> {
+        Ok(Mapped::new(self.map_data(false)?.0))
+    }
+
+    /// The file `data`, mapped; and the size of the pages of its file system, if they are huge.
+    fn map_data(&self, writable: bool) -> Result<(Mapping, Option<u64>), AttachError> {
         let path = self.path(layout::file::DATA);
         let capacity = self.descriptor.geometry.capacity();
         let file = open_part(&self.dir, &path, writable)?;
         check_len(&file, &path, capacity, Part::Data).map_err(|error| error.at(&self.dir))?;
         let len = usize::try_from(capacity).expect("an address space holds a ring's capacity");
-        let mapping = if writable {
+        let mapping = if is_for_huge_pages(self.wishes()?, capacity) {
+            Mapping::for_huge_pages(&file, &path, len, writable)?
+        } else if writable {
             Mapping::read_write(&file, &path, len)?
         } else {
             Mapping::read_only(&file, &path, len)?
         };
-        mapping.prefault();
-        Ok(Mapped::new(mapping))
+        Ok((mapping, huge_page_bytes_at(&path)?))
     }
 
     /// A role's file, opened and checked.
@@ -316,7 +360,7 @@ impl Region {
     pub(crate) fn take_over_producer(
         &self,
         wait: Duration,
-    ) -> Result<(Writer<Mapped>, Option<Takeover>, OfdLock), AttachError> {
+    ) -> Result<(Writer<Mapped>, Option<Takeover>, MemoryReport, OfdLock), AttachError> {
         let file = self.producer_file(true)?;
         let lock = self.lock(file, layout::file::PRODUCER, Role::Producer, wait)?;
         self.role_file(
@@ -335,15 +379,16 @@ impl Region {
                 })
             })
             .collect::<Result<_, AttachError>>()?;
+        let (data, memory) = self.data_with_memory(true)?;
         let (writer, takeover) = Writer::take_over(
             self.descriptor.geometry,
             self.descriptor.first_sequence,
             self.control(true)?,
-            self.data(true)?,
+            data,
             consumers,
         )
         .map_err(|damage| self.damaged(damage))?;
-        Ok((writer, takeover, lock))
+        Ok((writer, takeover, memory, lock))
     }
 
     /// Takes the lock of a slot that is `name`'s, and maps its page for writing.
@@ -384,7 +429,7 @@ impl Region {
         &self,
         name: &Name,
         wait: Duration,
-    ) -> Result<(Reader<Mapped>, Mapped, OfdLock), AttachError> {
+    ) -> Result<Reading, AttachError> {
         let number = self.find(name)?;
         let slot = self.take_slot(number, name, wait)?;
         match self.member(number, &slot.page)? {
@@ -399,11 +444,7 @@ impl Region {
     }
 
     /// Becomes the reliable consumer `name` again, evicted or not.
-    pub(crate) fn rejoin(
-        &self,
-        name: &Name,
-        wait: Duration,
-    ) -> Result<(Reader<Mapped>, Mapped, OfdLock), AttachError> {
+    pub(crate) fn rejoin(&self, name: &Name, wait: Duration) -> Result<Reading, AttachError> {
         let number = self.find(name)?;
         let slot = self.take_slot(number, name, wait)?;
         match self.member(number, &slot.page)? {
@@ -423,7 +464,7 @@ impl Region {
         name: &Name,
         join: Join,
         wait: Duration,
-    ) -> Result<(Reader<Mapped>, Mapped, OfdLock), AttachError> {
+    ) -> Result<Reading, AttachError> {
         let changing = self.lock_changes().map_err(|error| error.at(&self.dir))?;
         let members = self.members()?;
         if let Some((number, _, standing)) = members.iter().find(|(_, member, _)| member == name) {
@@ -458,7 +499,7 @@ impl Region {
 
     /// Asks to be counted until the producer is not faster.
     fn ask(&self, page: &Mapped, wish: Wish, wait: Duration) -> Result<(), AttachError> {
-        let (control, data) = (self.control(false)?, self.data(false)?);
+        let (control, data) = (self.control(false)?, self.data()?);
         let joining = Joining {
             geometry: &self.descriptor.geometry,
             first_sequence: self.descriptor.first_sequence,
@@ -481,7 +522,7 @@ impl Region {
     }
 
     /// Reads on from where a slot's page says.
-    fn read(&self, slot: Slot) -> Result<(Reader<Mapped>, Mapped, OfdLock), AttachError> {
+    fn read(&self, slot: Slot) -> Result<Reading, AttachError> {
         self.role_file(
             layout::file::DOORBELL,
             RoleKind::Doorbell,
@@ -489,20 +530,29 @@ impl Region {
             true,
         )?;
         let control = self.control(false)?;
-        let reader = Reader::take_over(
-            self.descriptor.geometry,
-            &control,
-            self.data(false)?,
-            slot.page,
-        )
-        .map_err(|damage| self.damaged(damage))?;
-        Ok((reader, control, slot.lock))
+        let (data, memory) = self.data_with_memory(false)?;
+        let reader = Reader::take_over(self.descriptor.geometry, &control, data, slot.page)
+            .map_err(|damage| self.damaged(damage))?;
+        Ok(Reading {
+            reader,
+            control,
+            memory,
+            lock: slot.lock,
+        })
     }
 }
 
 /// A slot whose lock is held: its page is the holder's to write.
 pub(crate) struct Slot {
     pub(crate) page: Mapped,
+    pub(crate) lock: OfdLock,
+}
+
+/// What a consumer reads with.
+pub(crate) struct Reading {
+    pub(crate) reader: Reader<Mapped>,
+    pub(crate) control: Mapped,
+    pub(crate) memory: MemoryReport,
     pub(crate) lock: OfdLock,
 }
 

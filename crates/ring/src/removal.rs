@@ -10,6 +10,7 @@ use teeline_core::{Name, limits::RELIABLE_CONSUMERS_MAX, time::Clock};
 use teeline_os::{
     Context, SystemClock,
     lock::{LockError, OfdLock, owner_note},
+    region::remove_dir,
 };
 use teeline_sync::atomic::Ordering;
 
@@ -48,7 +49,7 @@ pub fn remove(dir: impl AsRef<Path>, force: bool) -> Result<(), RemoveError> {
     };
     let aside = removed_path(dir, &format!("{:016x}", SystemClock.wall_ns()));
     fs::rename(dir, &aside).context("remove", dir)?;
-    match fs::remove_dir_all(&aside) {
+    match remove_dir(&aside) {
         // A creator that swept was as quick.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         removed => removed.context("remove", &aside)?,
@@ -143,7 +144,7 @@ fn check_drained(region: &Region) -> Result<(), RemoveError> {
         ..
     } = *region.descriptor();
     let control = region.control(false).map_err(RemoveError::Unreadable)?;
-    let data = region.data(false).map_err(RemoveError::Unreadable)?;
+    let data = region.data().map_err(RemoveError::Unreadable)?;
     let marks = Marks::read(&geometry, &control, &data, first_sequence.0).map_err(unreadable)?;
     let newest = marks.newest().map_err(unreadable)?;
     let end = walk(&geometry, &data, newest, marks.announced, |_| {}).map_err(unreadable)?;
@@ -225,7 +226,7 @@ pub(crate) fn sweep_removed(dir: &Path) {
             .as_encoded_bytes()
             .starts_with(prefix.as_encoded_bytes())
         {
-            drop(fs::remove_dir_all(entry.path()));
+            drop(remove_dir(&entry.path()));
         }
     }
 }

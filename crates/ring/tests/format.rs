@@ -241,6 +241,7 @@ fn the_document_says_what_the_code_does() {
         (descriptor::ALIGNMENT, 8, "alignment"),
         (descriptor::FLAGS, 8, "flags"),
         (descriptor::CREATED_WALL_NS, 8, "created"),
+        (descriptor::MEMORY, 8, "memory"),
         (descriptor::SOURCE_NAME, 64, "source name"),
         (descriptor::CHECKSUM, 4, "checksum"),
         (descriptor::CONSUMERS, slots, "consumers"),

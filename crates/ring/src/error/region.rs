@@ -125,6 +125,17 @@ pub enum AttachError {
         /// The ring's directory.
         dir: PathBuf,
     },
+    /// The system did not grant what the ring asks of its memory, and the ring was created so that this is an error. Grant
+    /// it, or create the ring so that it goes on.
+    #[error("{}: {wish} was refused: {why}", dir.display())]
+    Memory {
+        /// The ring's directory.
+        dir: PathBuf,
+        /// What was asked.
+        wish: &'static str,
+        /// Why it was not granted.
+        why: String,
+    },
     /// The system refused.
     #[error(transparent)]
     Os(#[from] teeline_os::Error),
@@ -155,6 +166,24 @@ pub enum CreateError {
     /// There is no ring with those options.
     #[error("a ring cannot be created so: {0}")]
     Options(&'static str),
+    /// The huge pages that were asked for cannot hold the ring. Mount a hugetlbfs there, or choose a capacity that is a
+    /// multiple of its pages.
+    #[error(
+        "{capacity} bytes cannot lie on huge pages in {}, {}",
+        dir.display(),
+        page_bytes.map_or_else(
+            || "which is not on a hugetlbfs".to_owned(),
+            |bytes| format!("whose pages have {bytes} bytes each")
+        )
+    )]
+    HugePages {
+        /// Where they were looked for.
+        dir: PathBuf,
+        /// The ring's capacity.
+        capacity: u64,
+        /// Bytes of a page there, if it is a hugetlbfs.
+        page_bytes: Option<u64>,
+    },
     /// The ring that is there cannot be opened.
     #[error(transparent)]
     Attach(#[from] AttachError),

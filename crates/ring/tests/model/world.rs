@@ -247,6 +247,7 @@ impl World {
             first_sequence: Sequence(1),
             geometry,
             created_wall_ns: 0,
+            memory: 0,
             consumers: consumers.clone(),
             spares: 0,
         };

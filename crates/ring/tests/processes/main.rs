@@ -26,8 +26,8 @@ use teeline_os::{
     state::StateDir,
 };
 use teeline_ring::{
-    AttachError, AttachOptions, Consumer, Frame, MessageType, Producer, PublishError, RemoveError,
-    RingOptions, remove,
+    AttachError, AttachOptions, Consumer, Frame, HugePages, MemoryWishes, MessageType, Producer,
+    PublishError, RemoveError, RingOptions, remove,
 };
 use teeline_sync::{
     atomic::{AtomicBool, Ordering},
@@ -47,6 +47,8 @@ fn child_process() {
         Some("opener") => opener(),
         Some("observer") => observers::observer(),
         Some("broadcaster") => observers::broadcaster(),
+        Some("user of huge pages") => user_of_huge_pages(),
+        Some("creator on huge pages") => creator_on_huge_pages(),
         Some("actor") => storm::actor(),
         Some("stranger") => observers::stranger(),
         Some("remover") => remover(),
@@ -829,4 +831,121 @@ fn across_containers_a_live_producer_is_respected_and_a_dead_one_succeeded() {
     second.say("publish 1");
     second.expect("last 5");
     assert_eq!(drain(&mut place.consumer()), Some((1, 5)));
+}
+
+// Huge pages of a hugetlbfs
+
+/// Where it is mounted, in the place.
+const HUGE: &str = "huge";
+
+/// Beside a hugetlbfs: makes a ring on it, uses it, and removes it; stops in the middle of making another.
+fn user_of_huge_pages() {
+    let place = Place::of_child();
+    let state = StateDir::open(place.base.join("state")).unwrap();
+    let huge = place.base.join(HUGE);
+    let entries = || fs::read_dir(&huge).unwrap().count();
+    let wishes = MemoryWishes {
+        huge_pages: HugePages::Mounted,
+        must: true,
+        ..MemoryWishes::default()
+    };
+    let ring = options()
+        .capacity(4 << 20)
+        .memory(wishes)
+        .huge_page_dir(Some(huge.clone()));
+    let small = ring
+        .clone()
+        .capacity(4096)
+        .create(place.ring(), &state, &SystemClock);
+    let told = small.unwrap_err().to_string();
+    assert!(
+        told.contains("whose pages have 2097152 bytes each"),
+        "{told}"
+    );
+
+    ring.create(place.ring(), &state, &SystemClock)
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(entries(), 1);
+    let (mut producer, mut consumer) = (place.producer(), place.consumer());
+    for report in [producer.memory(), consumer.memory()] {
+        assert_eq!((report.huge_bytes, report.refused().count()), (4 << 20, 0));
+    }
+    while producer.position().0 < 9 << 20 {
+        publish(&mut producer).unwrap();
+        drain(&mut consumer);
+    }
+    drop((producer, consumer));
+    remove(place.ring(), false).unwrap();
+    assert_eq!(entries(), 0, "removed with its ring");
+
+    // A creator that was killed leaves huge pages behind, which are worth more than others: the next one takes them back.
+    let mut creator = TestProcess::start(
+        place
+            .child("creator on huge pages")
+            .env(HOLD, "region.sized#2"),
+    );
+    creator.wait_stopped();
+    assert_eq!(entries(), 1);
+    creator.kill();
+    creator.wait_killed();
+    assert_eq!(entries(), 1);
+    ring.create(place.ring(), &state, &SystemClock).unwrap();
+    assert_eq!(entries(), 1);
+    child::say("done");
+}
+
+/// Makes the same ring.
+fn creator_on_huge_pages() {
+    let place = Place::of_child();
+    let state = StateDir::open(place.base.join("state")).unwrap();
+    let wishes = MemoryWishes {
+        huge_pages: HugePages::Mounted,
+        ..MemoryWishes::default()
+    };
+    options()
+        .capacity(4 << 20)
+        .memory(wishes)
+        .huge_page_dir(Some(place.base.join(HUGE)))
+        .create(place.ring(), &state, &SystemClock)
+        .unwrap();
+}
+
+/// The system's huge pages, some of which are set aside for a test, if it may do that.
+struct HugePagesSetAside(String);
+
+impl HugePagesSetAside {
+    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+
+    fn new(pages: u64) -> Option<Self> {
+        let before = fs::read_to_string(Self::COUNT).ok()?;
+        let wanted = before.trim().parse::<u64>().ok()? + pages;
+        let set = Self(before);
+        fs::write(Self::COUNT, wanted.to_string()).ok()?;
+        let got = fs::read_to_string(Self::COUNT).ok()?;
+        (got.trim().parse::<u64>() == Ok(wanted)).then_some(set)
+    }
+}
+
+impl Drop for HugePagesSetAside {
+    fn drop(&mut self) {
+        drop(fs::write(Self::COUNT, &self.0));
+    }
+}
+
+#[test]
+fn a_ring_lies_on_huge_pages_of_a_hugetlbfs_and_gives_them_back() {
+    let Some(_set_aside) = HugePagesSetAside::new(4) else {
+        eprintln!("skipped: a ring on a hugetlbfs (no huge pages can be set aside here)");
+        return;
+    };
+    let (_base, place) = Place::new();
+    let huge = place.base.join(HUGE);
+    fs::create_dir(&huge).unwrap();
+    let Some(mut command) =
+        child::command_with_mount("hugetlbfs", "size=16m", &huge, "user of huge pages")
+    else {
+        return;
+    };
+    let mut user = TestProcess::start(command.env(BASE, &place.base));
+    user.expect("done");
 }
