@@ -282,7 +282,7 @@ pub fn huge_page_bytes_at(dir: impl AsRef<std::path::Path>) -> Result<Option<u64
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Ordering, *};
 
     fn in_memory(bytes: usize) -> (tempfile::TempDir, File, std::path::PathBuf) {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -301,16 +301,13 @@ mod tests {
         let reader = Mapping::for_huge_pages(&file, &path, bytes, false).unwrap();
         assert!(huge.as_ptr().addr().is_multiple_of(HUGE_PAGE_BYTES));
         assert!(reader.as_mut_ptr().is_none());
-        plain.store_u64(bytes - 8, 7, std::sync::atomic::Ordering::Relaxed);
+        plain.store_u64(bytes - 8, 7, Ordering::Relaxed);
         huge.prefault();
         match huge.collapse() {
             Ok(()) => assert_eq!(huge.huge_bytes().unwrap(), bytes as u64),
             Err(error) => eprintln!("skipped: transparent huge pages in shared memory: {error}"),
         }
-        assert_eq!(
-            reader.load_u64(bytes - 8, std::sync::atomic::Ordering::Relaxed),
-            7
-        );
+        assert_eq!(reader.load_u64(bytes - 8, Ordering::Relaxed), 7);
         assert_eq!(plain.huge_bytes().unwrap() % HUGE_PAGE_BYTES as u64, 0);
     }
 
