@@ -4,6 +4,7 @@
 
 use std::{fmt, marker::PhantomData};
 
+pub mod ages;
 pub mod batch;
 pub mod index;
 pub mod progress;
@@ -230,7 +231,7 @@ pub(crate) const fn align8(len: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{Flaw, batch, index, newest, progress, record, snapshot, state, watermark};
+    use super::{Flaw, ages, batch, index, newest, progress, record, snapshot, state, watermark};
 
     #[test]
     fn of_two_slots_the_newest_valid_one_counts_and_a_blank_one_is_no_explanation() {
@@ -273,6 +274,11 @@ mod tests {
                 "snapshot",
                 include_str!("../../../docs/formats/log/snapshot.md"),
                 vec![snapshot::FIELDS, snapshot::entry::FIELDS],
+            ),
+            (
+                "ages",
+                include_str!("../../../docs/formats/log/ages.md"),
+                vec![ages::FIELDS, ages::entry::FIELDS],
             ),
             (
                 "state",

@@ -185,7 +185,10 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         let durable = state
             .map_or(Offset(0), |state| state.durable)
             .max(page_durable);
-        let segments = segment::list(self.storage, dir)?;
+        let log_start = state.map_or(Offset(0), |state| state.log_start);
+        // What lies before is retention's to remove, with the next append.
+        let mut segments = segment::list(self.storage, dir)?;
+        segments.retain(|base| *base >= log_start);
         self.batches(dir, &segments, durable, page_end)?;
         for base in segments {
             self.report.segments += 1;

@@ -28,6 +28,7 @@
 //! The files are described in [`mod@format`].
 #![forbid(unsafe_code)]
 
+mod ages;
 mod append;
 mod damage;
 mod directory;
@@ -48,8 +49,10 @@ mod segment;
 pub mod sqlite;
 pub mod storage;
 mod topic;
+mod upkeep;
 mod writer;
 
+pub use ages::ClockJump;
 pub use append::{Answer, AppendError, BatchAnswer, NewRecord};
 pub use damage::{Damage, TornTail};
 pub use directory::{Log, LogId, LogIdError, LogOptions, OpenError, TopicError};
@@ -60,11 +63,13 @@ pub use format::{
     record::{Control, Header, Headers},
 };
 pub use inspect::{Finding, Severity, VerifyReport, verify};
+pub use partition::Retained;
 pub use partitioner::partition_for_key;
 pub use reader::{Overtaken, ReadError, Reader, Record};
 pub use recovery::RecoveryReport;
 pub use storage::Access;
 pub use topic::{Compaction, Growth, Retention, Topic, TopicConfig};
+pub use upkeep::{Passed, UpkeepError};
 pub use writer::{
     EpochEnded, LastStored, ResumeError, ResumePoint, Succession, Writer, WriterError,
 };

@@ -9,6 +9,7 @@ mod append;
 mod appender;
 mod durability;
 mod reload;
+mod retain;
 mod syncer;
 
 use std::{
@@ -20,6 +21,8 @@ use std::{
 use teeline_core::{Epoch, Offset, Partition as Number, SourceId};
 
 use self::appender::{Appender, Wishes};
+pub use self::retain::Retained;
+pub(crate) use self::retain::Rule;
 use crate::{
     AppendError, BatchAnswer, Durability, NewRecord, ReadError, RecoveryReport, TopicConfig,
     format::{
@@ -314,6 +317,11 @@ impl Partition {
             self.env.helper.watch(storage, partition, interval);
         }
         Ok(())
+    }
+
+    /// Drops what the rule does not keep.
+    pub(crate) fn retain(&self, rule: &Rule<'_>) -> Result<Retained, AppendError> {
+        self.with_appender(|appender| appender.locked(|appender| appender.retain(rule)))
     }
 
     /// Makes everything written durable.

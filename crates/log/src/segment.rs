@@ -30,6 +30,16 @@ pub(crate) fn index_path(dir: &Path, base: Offset) -> PathBuf {
     dir.join(format!("{base:020}.index", base = base.0))
 }
 
+/// Path of its index by key.
+pub(crate) fn keys_path(dir: &Path, base: Offset) -> PathBuf {
+    dir.join(format!("{base:020}.keys", base = base.0))
+}
+
+/// What belongs to a segment and is worth nothing without it.
+pub(crate) fn companions(dir: &Path, base: Offset) -> [PathBuf; 2] {
+    [index_path(dir, base), keys_path(dir, base)]
+}
+
 /// Base offsets of the segments in a partition, in order.
 pub(crate) fn list(storage: &dyn Storage, dir: &Path) -> Result<Vec<Offset>> {
     let names = storage.list(dir)?;

@@ -321,6 +321,14 @@ impl Topic {
         self.to_append(partition)?.sync()
     }
 
+    pub(crate) fn retain_by(
+        &self,
+        partition: Number,
+        rule: &partition::Rule<'_>,
+    ) -> Result<partition::Retained, AppendError> {
+        self.to_append(partition)?.retain(rule)
+    }
+
     /// The last durable record of a source in the partition, as [`Log::last`](crate::Log::last).
     ///
     /// # Errors
@@ -339,12 +347,14 @@ impl Topic {
             epoch: last.epoch,
             sequence: last.sequence,
             offset: last.offset,
+            kept: false,
             kind: 0,
             key: None,
             value: Vec::new(),
         };
         let fill = |record: &crate::Record<'_>| {
             if record.offset == last.offset {
+                stored.kept = true;
                 stored.kind = record.kind;
                 stored.key = record.key.map(<[u8]>::to_vec);
                 stored.value = record.value.to_vec();
@@ -354,7 +364,8 @@ impl Topic {
             .reader(partition, last.offset)
             .and_then(|mut reader| reader.poll(1, fill));
         match read {
-            Ok(_) => Ok(Some(stored)),
+            // Retention or compaction may have taken the record; its number stays.
+            Ok(_) | Err(ReadError::StartMoved { .. }) => Ok(Some(stored)),
             Err(ReadError::Damaged(damage)) => Err(AppendError::Damaged(damage)),
             Err(ReadError::Storage(error)) => Err(error.into()),
             Err(error) => Err(AppendError::Unreadable {

@@ -145,6 +145,8 @@ pub struct LastStored {
     pub sequence: Sequence,
     /// Its offset.
     pub offset: Offset,
+    /// Whether the record can still be read. If retention or compaction took it, its type, key and value are left out.
+    pub kept: bool,
     /// The application's message type.
     pub kind: u16,
     /// Its key.

@@ -227,7 +227,7 @@ impl World {
     }
 
     pub(super) fn room_for(&self, op: &str, path: &Path, more: u64) -> Result<()> {
-        if self.capacity != u64::MAX && self.used() + more > self.capacity {
+        if more > 0 && self.capacity != u64::MAX && self.used() + more > self.capacity {
             return Err(fake_error(op, path, io::ErrorKind::StorageFull));
         }
         Ok(())

@@ -64,7 +64,8 @@ impl Appender {
         Ok(self.active.insert(active))
     }
 
-    /// Seals the active segment and starts the next one.
+    /// Seals the active segment and starts the next one. Leaves the page dirty: whoever comes after one that died in here
+    /// must not write to the segment before. Who writes nothing now cleans it.
     pub(super) fn roll(&mut self) -> Result<(), AppendError> {
         self.settle()?;
         self.active()?
@@ -74,15 +75,22 @@ impl Appender {
         let storage = Arc::clone(&self.env.storage);
         let path = segment::log_path(&self.dir, self.end.offset);
         let bytes = self.config.segment_bytes.into();
+        self.page.store(Word::Dirty, 1)?;
         let file = match storage.open(&path, Access::Write) {
             // Left by somebody who died before writing to it.
             Ok(file) => {
                 file.reserve(bytes)?;
                 file
             }
-            Err(error) if error.is_not_found() => match self.take_prepared(&path)? {
-                Some(file) => file,
-                None => storage.create(&path, bytes)?,
+            Err(error) if error.is_not_found() => match self.next_segment(&path, bytes) {
+                Ok(file) => file,
+                Err(error) => {
+                    let left = storage.open(&path, Access::Read);
+                    if left.is_err_and(|error| error.is_not_found()) {
+                        self.page.store(Word::Dirty, 0)?;
+                    }
+                    return Err(error.into());
+                }
             },
             Err(error) => return Err(error.into()),
         };
@@ -92,7 +100,16 @@ impl Appender {
             .map_err(|error| self.stop(error))?;
         self.end.segment = self.end.offset;
         self.end.file_pos = 0;
-        self.checkpoint(false)
+        self.checkpoint(false)?;
+        self.look_at_ages()
+    }
+
+    /// The next segment: the prepared one, or a new one.
+    fn next_segment(&self, path: &Path, bytes: u64) -> Result<Arc<dyn StorageFile>, StorageError> {
+        match self.take_prepared(path)? {
+            Some(file) => Ok(file),
+            None => self.env.storage.create(path, bytes),
+        }
     }
 
     /// Gives the prepared segment its name, if there is one.

@@ -291,6 +291,12 @@ impl Appender {
                 Err(error) => return Err(error.into()),
             }
         }
+        let recovery = self.state.recovery;
+        if recovery.offset == self.end.offset && recovery.segment != self.end.segment {
+            // Somebody sealed the segment and wrote nothing to the next.
+            self.end = recovery;
+            self.active = None;
+        }
         self.durable = Offset(self.page.load(Word::Durable));
         Ok(())
     }

@@ -218,7 +218,11 @@ fn take_snapshot(
         Some(Ok((cursor, _))) => Some(cursor),
         _ => None,
     });
-    if taken.contains(&Some(*at)) {
+    // Done aside, it may come late: where retention or compaction has been since, it would point to nothing.
+    let is_behind = |taken: &Option<Cursor>| {
+        taken.is_some_and(|taken| (taken.offset, taken.segment) > (at.offset, at.segment))
+    };
+    if taken.contains(&Some(*at)) || taken.iter().all(is_behind) {
         return Ok(());
     }
     let offset = |cursor: &Option<Cursor>| cursor.map(|cursor| cursor.offset);

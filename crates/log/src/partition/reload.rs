@@ -36,6 +36,7 @@ impl Appender {
             self.state_file.drop_cached()?;
         }
         self.refresh_state()?;
+        self.remove_passed()?;
         let page_end = Offset(self.page.load(Word::End));
         let page_durable = Offset(self.page.load(Word::Durable));
         let known = if vouches(page_durable, page_end, &self.state)

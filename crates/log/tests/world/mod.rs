@@ -252,18 +252,20 @@ impl World {
     pub fn check(&mut self, crash: Option<Crash>) {
         let topic = self.topic();
         for partition in 0..self.config.partitions {
+            let start = topic.start(Partition(partition)).unwrap().0;
             let (records, lost) = self.read(&topic, partition);
-            self.compare(partition, &records, &lost, crash);
-            self.check_dedup(&topic, partition, &records);
+            self.compare(partition, start, &records, &lost, crash);
+            self.check_dedup(&topic, partition);
         }
     }
 
     /// All data records of a partition by offset, and all lost ranges.
     fn read(&self, topic: &Topic, partition: u32) -> (BTreeMap<u64, Fact>, Vec<(u64, u64)>) {
-        let mut reader = topic.reader(Partition(partition), Offset(0)).unwrap();
+        let start = topic.start(Partition(partition)).unwrap();
+        let mut reader = topic.reader(Partition(partition), start).unwrap();
         let mut records = BTreeMap::new();
         let mut lost = Vec::new();
-        let mut next = 0;
+        let mut next = start.0;
         while reader
             .poll(7, |record| {
                 match record.control {
@@ -312,6 +314,7 @@ impl World {
     fn compare(
         &mut self,
         partition: u32,
+        start: u64,
         records: &BTreeMap<u64, Fact>,
         lost: &[(u64, u64)],
         crash: Option<Crash>,
@@ -320,7 +323,7 @@ impl World {
         let durable = oracle.durable.get(&partition).copied().unwrap_or(0);
         let known: Vec<_> = oracle
             .known
-            .range((partition, 0)..=(partition, u64::MAX))
+            .range((partition, start)..=(partition, u64::MAX))
             .map(|((_, offset), fact)| (*offset, *fact))
             .collect();
         for (offset, fact) in known {
@@ -366,15 +369,21 @@ impl World {
         }
     }
 
-    /// The numbers by which duplicates are told agree with what is readable.
-    fn check_dedup(&mut self, topic: &Topic, partition: u32, records: &BTreeMap<u64, Fact>) {
+    /// The numbers by which duplicates are told agree with what is readable, or was before retention.
+    fn check_dedup(&mut self, topic: &Topic, partition: u32) {
         for number in 0..self.sources {
-            let last = records.iter().rfind(|(_, fact)| fact.source == number);
+            let all = self
+                .oracle
+                .known
+                .range((partition, 0)..=(partition, u64::MAX));
+            let last = all
+                .filter(|(_, fact)| fact.source == number)
+                .map(|((_, offset), fact)| (*offset, fact.sequence))
+                .next_back();
             let known = topic
                 .last(source(number).id(), Partition(partition))
                 .unwrap();
-            let known = known.map(|known| (known.offset.0, known.sequence.0));
-            assert_eq!(known, last.map(|(offset, fact)| (*offset, fact.sequence)));
+            assert_eq!(known.map(|known| (known.offset.0, known.sequence.0)), last);
         }
     }
 }

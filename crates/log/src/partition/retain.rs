@@ -1,0 +1,224 @@
+//! Retention: sealing what is old enough, and dropping whole segments from the start.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use teeline_core::{Offset, Partition as Number};
+
+use super::appender::Appender;
+use crate::{
+    AppendError, ClockJump, Retention, ages,
+    format::{snapshot, state::State, watermark::Word},
+    recovery, segment,
+    storage::{Access, StorageError},
+};
+
+/// What retention did to a partition, or would do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Retained {
+    /// The partition.
+    pub partition: Number,
+    /// First offset kept before.
+    pub before: Offset,
+    /// First offset kept now.
+    pub start: Offset,
+    /// Segments dropped.
+    pub segments: u64,
+    /// Bytes given back.
+    pub bytes: u64,
+    /// Whether the active segment was sealed, for its age.
+    pub sealed: bool,
+    /// How far the groups that hold records back have come, if there are any.
+    pub passed: Option<Offset>,
+    /// Whether the wall clock was found to have jumped since the last look. It has no influence.
+    pub jump: Option<ClockJump>,
+    /// How often it was found to have jumped since ages are kept, at rolls too.
+    pub jumps: u64,
+}
+
+/// By what retention goes in one run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rule<'a> {
+    pub(crate) policy: &'a Retention,
+    pub(crate) roll_age: Option<Duration>,
+    /// How far the slowest of the groups has come that the policy names.
+    pub(crate) passed: Option<Offset>,
+    pub(crate) dry_run: bool,
+}
+
+/// A segment that is no longer written.
+#[derive(Debug)]
+struct Sealed {
+    end: Offset,
+    bytes: u64,
+}
+
+impl Appender {
+    /// Drops what the rule does not keep, with the lock held.
+    pub(super) fn retain(&mut self, rule: &Rule<'_>) -> Result<Retained, AppendError> {
+        self.in_turn(|appender| appender.retain_in_turn(rule))
+    }
+
+    fn retain_in_turn(&mut self, rule: &Rule<'_>) -> Result<Retained, AppendError> {
+        let mut retained = Retained {
+            partition: self.number,
+            before: self.state.log_start,
+            start: self.state.log_start,
+            segments: 0,
+            bytes: 0,
+            sealed: false,
+            passed: rule.passed,
+            jump: None,
+            jumps: 0,
+        };
+        let age = rule.policy.age;
+        let mut ages = ages::read(&*self.env.storage, &self.dir)?;
+        if age.is_some() || rule.roll_age.is_some() {
+            retained.jump = ages.look(&*self.env.storage, self.end.offset);
+            retained.jumps = ages.jumps;
+            if !rule.dry_run {
+                self.keep_ages(&ages)?;
+            }
+        }
+        let holds_anything = self.end.file_pos > 0;
+        let too_old = rule
+            .roll_age
+            .is_some_and(|age| ages.older_than(age) > self.end.segment);
+        let to_be_dropped = age.is_some_and(|age| ages.older_than(age) >= self.end.offset);
+        retained.sealed = holds_anything && (too_old || to_be_dropped);
+        if retained.sealed && !rule.dry_run {
+            self.roll()?;
+            self.page.store(Word::Dirty, 0)?;
+        }
+        let sealed = self.sealed_segments(retained.sealed)?;
+        let mut left: u64 = sealed.iter().map(|segment| segment.bytes).sum();
+        left += u64::from(self.config.segment_bytes);
+        let old = age.map(|age| ages.older_than(age));
+        let named = !rule.policy.passed_by.is_empty();
+        for segment in sealed {
+            let too_many = rule.policy.bytes.is_some_and(|most| left > most);
+            let too_old = old.is_some_and(|old| segment.end <= old);
+            let by_groups_alone = named && rule.policy.bytes.is_none() && age.is_none();
+            let may_go = !named || rule.passed.is_some_and(|passed| segment.end <= passed);
+            if !may_go || !(too_many || too_old || by_groups_alone) {
+                break;
+            }
+            left -= segment.bytes;
+            retained.start = segment.end;
+            retained.segments += 1;
+            retained.bytes += segment.bytes;
+        }
+        if retained.start > retained.before && !rule.dry_run {
+            self.move_start(retained.start)?;
+        }
+        Ok(retained)
+    }
+
+    /// The sealed segments that are kept, oldest first; with the active one if it is to be sealed.
+    fn sealed_segments(&self, seal: bool) -> Result<Vec<Sealed>, StorageError> {
+        let storage = &*self.env.storage;
+        let bases: Vec<_> = segment::list(storage, &self.dir)?
+            .into_iter()
+            .filter(|base| *base >= self.state.log_start && *base <= self.end.segment)
+            .collect();
+        let mut ends: Vec<_> = bases.iter().copied().skip(1).collect();
+        if seal && self.end.file_pos > 0 {
+            ends.push(self.end.offset);
+        }
+        let segments = bases.iter().zip(ends).map(|(base, end)| {
+            let file = storage.open(&segment::log_path(&self.dir, *base), Access::Read)?;
+            Ok(Sealed {
+                end,
+                bytes: file.length()?,
+            })
+        });
+        segments.collect()
+    }
+
+    /// Puts the ages in place. They are worth nothing but time: a full disk does not keep anybody from anything.
+    fn keep_ages(&mut self, ages: &crate::format::ages::Ages) -> Result<(), AppendError> {
+        let bytes = crate::format::ages::encode(ages);
+        let storage = Arc::clone(&self.env.storage);
+        match storage.replace(&ages::path(&self.dir), &bytes) {
+            Err(error) if error.is_no_space() => Ok(()),
+            Err(error) => Err(self.stop(error)),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Takes in at a roll where the log ends, for topics that drop or seal by age.
+    pub(super) fn look_at_ages(&mut self) -> Result<(), AppendError> {
+        if self.config.retention.age.is_none() && self.config.roll_age.is_none() {
+            return Ok(());
+        }
+        let storage = Arc::clone(&self.env.storage);
+        let mut ages = ages::read(&*storage, &self.dir)?;
+        // Whoever runs retention tells of jumps.
+        let _jump = ages.look(&*storage, self.end.offset);
+        self.keep_ages(&ages)
+    }
+
+    /// Moves the log start, durably, tells readers, and only then removes what lies before it.
+    fn move_start(&mut self, start: Offset) -> Result<(), AppendError> {
+        self.settle()?;
+        self.refresh_snapshots(start)?;
+        let recovery = if self.state.recovery.segment < start {
+            self.end
+        } else {
+            self.state.recovery
+        };
+        self.write_state(State {
+            log_start: start,
+            durable: self.durable,
+            recovery,
+            clean: self.state.clean && recovery == self.state.recovery,
+            ..self.state
+        })?;
+        self.page.store(Word::LogStart, start.0)?;
+        self.page.wake(Word::Wake)?;
+        self.remove_passed()
+    }
+
+    /// Takes new snapshots where one lies in a segment before `base`, which is about to go or to change, or cannot be
+    /// read. Everything is settled, and the turn to sync is held.
+    pub(super) fn refresh_snapshots(&mut self, base: Offset) -> Result<(), AppendError> {
+        let storage = Arc::clone(&self.env.storage);
+        let taken = recovery::read_snapshots(&*storage, &self.dir)?;
+        for (path, snapshot) in recovery::snapshot_paths(&self.dir).iter().zip(taken) {
+            if matches!(snapshot, Some(Ok((cursor, _))) if cursor.segment >= base) {
+                continue;
+            }
+            let bytes = snapshot::encode(&self.end, &self.producers.entries());
+            storage
+                .replace(path, &bytes)
+                .map_err(|error| self.stop_unless_full(error))?;
+        }
+        Ok(())
+    }
+
+    /// Removes segments that lie before the log start: retention's own last step, also where it died before it.
+    pub(super) fn remove_passed(&mut self) -> Result<(), AppendError> {
+        let storage = Arc::clone(&self.env.storage);
+        let start = self.state.log_start;
+        let gone: Vec<Offset> = segment::list(&*storage, &self.dir)?
+            .into_iter()
+            .filter(|base| *base < start)
+            .collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        for base in gone {
+            let mut paths: Vec<PathBuf> = segment::companions(&self.dir, base).into();
+            // Last, so that whoever finds the segment gone finds nothing of it.
+            paths.push(segment::log_path(&self.dir, base));
+            for path in paths {
+                match storage.remove(&path) {
+                    Err(error) if !error.is_not_found() => return Err(error.into()),
+                    _ => {}
+                }
+            }
+        }
+        storage
+            .sync_dir(&self.dir)
+            .map_err(|error| self.stop(error))
+    }
+}

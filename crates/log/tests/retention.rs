@@ -1,0 +1,425 @@
+//! What retention drops, when, and what it leaves standing.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod world;
+
+use std::{path::PathBuf, time::Duration};
+
+use teeline_core::{Name, Offset, Partition, Sequence};
+use teeline_log::{
+    Answer, Durability, Log, LogOptions, NewRecord, Overtaken, Passed, ReadError, Retained,
+    Retention, Succession, Topic, TopicConfig,
+};
+use world::{Crash, EPOCH, ROOT, World, options, source, topic_name};
+
+const P0: Partition = Partition(0);
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn config(retention: Retention) -> TopicConfig {
+    TopicConfig {
+        segment_bytes: 4096,
+        retention,
+        ..TopicConfig::default()
+    }
+}
+
+fn by_age(age: Duration) -> Retention {
+    Retention {
+        age: Some(age),
+        ..Retention::default()
+    }
+}
+
+fn by_bytes(bytes: u64) -> Retention {
+    Retention {
+        bytes: Some(bytes),
+        ..Retention::default()
+    }
+}
+
+fn retain(topic: &Topic, retention: &Retention) -> Retained {
+    topic
+        .retain(P0, retention, &Passed::default(), false)
+        .unwrap()
+}
+
+fn append(world: &mut World, count: usize) {
+    for _ in 0..count {
+        let numbers = world.numbers(0, world.last_known(0, 0), 1);
+        world.append(0, 0, &numbers).unwrap();
+    }
+}
+
+fn segments(world: &World) -> Vec<PathBuf> {
+    let files = world.disk.files(ROOT.as_ref()).into_iter();
+    files
+        .filter(|path| path.extension().is_some_and(|ending| ending == "log"))
+        .collect()
+}
+
+/// HAZARDS LG-07: whatever the wall clock shows, offsets and segments go forward, no record goes before a day has
+/// passed, and none stays longer than a day and what its segment took; each jump is reported.
+#[test]
+fn lg_07_a_jumping_clock_deletes_nothing_early_and_pins_nothing() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    const JUMPS: [(usize, i64); 6] = [
+        (3, -86_400),
+        (9, 0),
+        (14, 365 * 86_400),
+        (27, 0),
+        (28, -10 * 365 * 86_400),
+        (41, 0),
+    ];
+    let mut world = World::new(1, config(by_age(DAY)), 1);
+    let topic = world.open().unwrap();
+    // The offset that came at each hour, in real time.
+    let mut appended = Vec::new();
+    let mut jumps = 0;
+    let mut start = Offset(0);
+    for hour in 0..120 {
+        if let Some((_, seconds)) = JUMPS.iter().find(|(at, _)| *at == hour) {
+            world.disk.set_wall_clock(seconds * 1_000_000_000);
+        }
+        if hour < 60 {
+            let before = topic.end(P0).unwrap();
+            append(&mut world, 4);
+            appended.push((hour, before, topic.end(P0).unwrap()));
+            assert!(topic.end(P0).unwrap() > before);
+        }
+        if hour == 20 || hour == 70 {
+            // Whoever looks may be another process each time.
+            world.restart(Crash::Kill);
+            world.open().unwrap();
+        }
+        let topic = world.topic();
+        let retained = retain(&topic, &by_age(DAY));
+        jumps = retained.jumps;
+        assert!(retained.start >= start);
+        start = retained.start;
+        assert_eq!(topic.start(P0).unwrap(), start);
+        for (at, first, end) in &appended {
+            let age = hour - at;
+            if age < 24 {
+                assert!(start <= *first, "hour {hour}: gone after {age} hours");
+            }
+            // A segment takes what four hours bring.
+            if age > 24 + 5 {
+                assert!(start >= *end, "hour {hour}: still there after {age} hours");
+            }
+        }
+        world.disk.advance(HOUR);
+    }
+    assert_eq!(start, topic.end(P0).unwrap(), "everything is gone");
+    assert_eq!(jumps, JUMPS.len() as u64);
+    let names = segments(&world);
+    assert_eq!(names.len(), 1, "{names:?}");
+}
+
+/// HAZARDS LG-07, over reboots: the time in between is known to the wall clock alone, and does not count.
+#[test]
+fn lg_07_time_off_does_not_age_a_record() {
+    let mut world = World::new(1, config(by_age(DAY)), 1);
+    world.open().unwrap();
+    append(&mut world, 40);
+    retain(&world.topic(), &by_age(DAY));
+    world.disk.advance(DAY / 2);
+    retain(&world.topic(), &by_age(DAY));
+    world.restart(Crash::PowerCut);
+    world.disk.advance(DAY * 30);
+    world.disk.set_wall_clock(3600 * 1_000_000_000);
+    world.open().unwrap();
+    assert_eq!(retain(&world.topic(), &by_age(DAY)).start, Offset(0));
+    world.disk.advance(DAY / 2);
+    let retained = retain(&world.topic(), &by_age(DAY));
+    assert_eq!((retained.start, retained.sealed), (Offset(40), true));
+    world.check(None);
+}
+
+/// HAZARDS LG-04: no combination of a wrong index and a torn tail makes retention drop what is young.
+#[test]
+fn lg_04_retention_believes_no_index() {
+    let mut world = World::new(1, config(by_age(DAY)), 1);
+    world.open().unwrap();
+    append(&mut world, 60);
+    let indexes: Vec<_> = world
+        .disk
+        .files(ROOT.as_ref())
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|ending| ending == "index"))
+        .collect();
+    assert!(indexes.len() > 2);
+    for torn in [false, true] {
+        for kind in 0..4 {
+            let disk = world.disk.fork();
+            for path in &indexes {
+                let bytes = disk.bytes(path);
+                match kind {
+                    0 => disk.set_bytes(path, &vec![0; bytes.len()]),
+                    1 => disk.set_bytes(path, &bytes[..bytes.len() / 2 + 5]),
+                    2 => disk.set_bytes(path, &disk.bytes(&indexes[0])),
+                    _ => teeline_log::storage::Storage::remove(&*disk.process(), path).unwrap(),
+                }
+            }
+            if torn {
+                disk.cut_power();
+            }
+            let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
+            let topic = log.topic(&topic_name()).unwrap();
+            for _ in 0..23 {
+                let retained = retain(&topic, &by_age(DAY));
+                assert_eq!(retained.start, Offset(0));
+                disk.advance(DAY / 24);
+            }
+            let report = teeline_log::verify(&log, None, |_| {}).unwrap();
+            assert_eq!((report.damages, report.records), (0, 60), "{torn} {kind}");
+        }
+    }
+}
+
+/// HAZARDS LG-10: a reader that retention overtakes is told from where to where, and stops or goes on as it was told.
+#[test]
+fn lg_10_an_overtaken_reader_is_told_the_range() {
+    for overtaken in [Overtaken::Stop, Overtaken::GoOn] {
+        let mut world = World::new(1, config(Retention::default()), 1);
+        let topic = world.open().unwrap();
+        append(&mut world, 60);
+        let mut reader = topic.reader(P0, Offset(0)).unwrap();
+        reader.when_overtaken(overtaken);
+        assert_eq!(reader.poll(3, |_| {}).unwrap(), 3);
+        let retained = retain(&topic, &by_bytes(3 * 4096));
+        assert!(retained.start > Offset(10), "{retained:?}");
+        let told = reader.poll(100, |_| {}).unwrap_err();
+        assert_eq!(
+            told.to_string().split(':').next(),
+            Some(format!("start moved from 3 to {}", retained.start).as_str())
+        );
+        let (Offset(from), Offset(to)) = match told {
+            ReadError::StartMoved { from, to } => (from, to),
+            other => panic!("{other}"),
+        };
+        assert_eq!((from, to), (3, retained.start.0));
+        if overtaken == Overtaken::Stop {
+            let again = reader.poll(100, |_| {});
+            assert!(
+                matches!(again, Err(ReadError::StartMoved { .. })),
+                "{again:?}"
+            );
+            reader.seek(retained.start);
+        }
+        let mut read = Vec::new();
+        while reader
+            .poll(100, |record| read.push(record.offset.0))
+            .unwrap()
+            > 0
+        {}
+        assert_eq!(read, (to..60).collect::<Vec<_>>());
+    }
+}
+
+/// HAZARDS LG-10, on a real disk: over 1,000 deletions under a slow reader the space comes back, and no descriptor is
+/// left behind.
+#[test]
+fn lg_10_space_comes_back_and_descriptors_stay_level() {
+    // In memory: a thousand rolls sync, and what counts here is names, descriptors and blocks.
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+    let dir = dir.unwrap();
+    let any = LogOptions {
+        any_filesystem: true,
+        ..LogOptions::default()
+    };
+    let log = Log::create(dir.path().join("log"), &any).unwrap();
+    let small = TopicConfig {
+        durability: Durability::LeaveToOs,
+        ..config(by_bytes(4 * 4096))
+    };
+    let topic = log.create_topic(&topic_name(), &small).unwrap();
+    let mut writer = log
+        .writer(&source(0), EPOCH, Succession::AfterDrain)
+        .unwrap();
+    let mut reader = topic.reader(P0, Offset(0)).unwrap();
+    reader.when_overtaken(Overtaken::GoOn);
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let deleted_and_open = || {
+        let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        links
+            .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+            .filter(|path| {
+                path.starts_with(dir.path()) && path.to_string_lossy().contains("(deleted)")
+            })
+            .count()
+    };
+    let (mut dropped, mut told, mut level) = (0, 0, None);
+    let mut number = 0;
+    while dropped < 1000 {
+        for _ in 0..8 {
+            number += 1;
+            let value = [0; 900];
+            let record = NewRecord::data(Sequence(number), 1, None, &value);
+            writer.append(&topic, P0, &[record]).unwrap();
+        }
+        dropped += retain(&topic, &small.retention).segments;
+        // One record a round: far too slow.
+        match reader.poll(1, |_| {}) {
+            Err(ReadError::StartMoved { .. }) => told += 1,
+            other => assert!(other.is_ok(), "{other:?}"),
+        }
+        assert_eq!(deleted_and_open(), 0, "the reader gave its file up");
+        if dropped > 100 {
+            let now = descriptors();
+            // The other tests of this binary open files, too; none of them opens dozens.
+            assert!(now <= *level.get_or_insert(now) + 24, "{now} descriptors");
+        }
+    }
+    assert!(told > 100, "{told}");
+    let partition = dir.path().join("log/fills/0");
+    let files = std::fs::read_dir(&partition).unwrap().flatten();
+    let bytes: u64 = files.map(|file| file.metadata().unwrap().len()).sum();
+    assert!(bytes < 16 * 4096, "{bytes} bytes are left");
+}
+
+/// HAZARDS LG-10: an option keeps what a named group still needs; without a limit of size or age, what all of them have
+/// passed goes.
+#[test]
+fn lg_10_named_groups_hold_records_until_they_have_passed() {
+    let mut world = World::new(1, config(Retention::default()), 1);
+    let topic = world.open().unwrap();
+    append(&mut world, 60);
+    let names: [Name; 2] = ["positions".parse().unwrap(), "risk".parse().unwrap()];
+    for bytes in [Some(4096), None] {
+        let policy = Retention {
+            bytes,
+            passed_by: names.to_vec(),
+            ..Retention::default()
+        };
+        let mut passed = Passed::default();
+        let start = topic.start(P0).unwrap();
+        let held = topic.retain(P0, &policy, &passed, false).unwrap();
+        assert_eq!(held.start, start, "nobody has committed");
+        passed.insert(names[0].clone(), P0, Offset(60));
+        let held = topic.retain(P0, &policy, &passed, false).unwrap();
+        assert_eq!((held.start, held.passed), (start, Some(Offset(0))));
+        let next = Offset(if bytes.is_some() { 30 } else { 55 });
+        passed.insert(names[1].clone(), P0, next);
+        let dry = topic.retain(P0, &policy, &passed, true).unwrap();
+        assert_eq!(topic.start(P0).unwrap(), start);
+        let done = topic.retain(P0, &policy, &passed, false).unwrap();
+        assert_eq!(done, dry, "a dry run says what would be done");
+        assert!(start < done.start && done.start <= next, "{done:?}");
+        assert!(done.segments > 0 && done.bytes == done.segments * 4096);
+    }
+    world.check(None);
+}
+
+/// HAZARDS GD-06: numbers are remembered when their records are gone, by retention, after idle years, restarts, power
+/// cuts and everything at once.
+#[test]
+fn gd_06_what_retention_dropped_is_still_a_duplicate() {
+    let drop_all = |world: &mut World| {
+        let policy = by_age(DAY);
+        retain(&world.topic(), &policy);
+        world.disk.advance(DAY * 2);
+        let retained = retain(&world.topic(), &policy);
+        assert_eq!(retained.start, world.topic().end(P0).unwrap());
+        world.log.as_ref().unwrap().close().unwrap();
+    };
+    let steps: [&dyn Fn(&mut World); 5] = [
+        &drop_all,
+        &|world| world.disk.advance(DAY * 30),
+        &|world| {
+            world.restart(Crash::Kill);
+            world.open().unwrap();
+        },
+        &|world| {
+            world.restart(Crash::PowerCut);
+            world.open().unwrap();
+        },
+        &|world| {
+            drop_all(world);
+            world.restart(Crash::PowerCut);
+            world.disk.advance(DAY * 3650);
+            world.open().unwrap();
+        },
+    ];
+    let mut world = World::new(1, config(Retention::default()), 1);
+    world.open().unwrap();
+    let numbers: Vec<u64> = (1..=10).collect();
+    world.append(0, 0, &numbers).unwrap();
+    for (last, step) in (10..).zip(steps) {
+        step(&mut world);
+        let known = world
+            .log
+            .as_ref()
+            .unwrap()
+            .last(&source(0), &world.topic(), P0)
+            .unwrap()
+            .unwrap();
+        assert_eq!(known.sequence, Sequence(last));
+        assert_eq!(known.kept, world.topic().start(P0).unwrap() <= known.offset);
+        let answer = world.append(0, 0, &[last - 1, last, last + 1]).unwrap();
+        assert_eq!(answer.answers[0], Answer::Duplicate { offset: None });
+        assert_eq!(
+            answer.answers[1],
+            Answer::Duplicate {
+                offset: Some(known.offset)
+            }
+        );
+        assert!(
+            matches!(answer.answers[2], Answer::Stored { .. }),
+            "{answer:?}"
+        );
+    }
+}
+
+/// Retention gives a full disk its space back, though it has none to work with.
+#[test]
+fn a_full_disk_is_relieved_by_retention() {
+    let mut world = World::new(1, config(Retention::default()), 1);
+    world.open().unwrap();
+    append(&mut world, 103);
+    world.disk.set_capacity(0);
+    let retained = retain(&world.topic(), &by_bytes(5 * 4096));
+    assert!(retained.segments > 1, "{retained:?}");
+    let numbers = world.numbers(0, world.last_known(0, 0), 5);
+    world.append(0, 0, &numbers).unwrap();
+    world.check(None);
+}
+
+/// A sealed segment is not written to again by a process that still remembers it as the active one.
+#[test]
+fn a_roll_by_age_is_heard_of_by_other_writers() {
+    let hourly = TopicConfig {
+        roll_age: Some(DAY / 24),
+        ..config(Retention::default())
+    };
+    let mut world = World::new(1, hourly, 1);
+    let topic = world.open().unwrap();
+    append(&mut world, 3);
+    let other = Log::open_on(world.disk.process(), ROOT, &options()).unwrap();
+    let theirs = other.topic(&topic_name()).unwrap();
+    theirs.recover(P0).unwrap();
+    retain(&theirs, &Retention::default());
+    world.disk.advance(DAY);
+    assert!(retain(&theirs, &Retention::default()).sealed);
+    assert!(
+        !retain(&theirs, &Retention::default()).sealed,
+        "it is empty"
+    );
+    append(&mut world, 3);
+    world.disk.advance(DAY);
+    retain(&topic, &Retention::default());
+    world.disk.advance(DAY);
+    assert!(retain(&topic, &Retention::default()).sealed);
+    let mut writer = other
+        .writer(&source(7), EPOCH, Succession::AfterDrain)
+        .unwrap();
+    let record = NewRecord::data(Sequence(1), 1, None, b"theirs");
+    writer.append(&theirs, P0, &[record]).unwrap();
+    let names: Vec<u64> = segments(&world)
+        .iter()
+        .map(|path| path.file_stem().unwrap().to_str().unwrap().parse().unwrap())
+        .collect();
+    assert_eq!(names, [0, 3, 6]);
+    let report = teeline_log::verify(&other, None, |_| {}).unwrap();
+    assert_eq!((report.damages, report.records), (0, 7));
+}
