@@ -399,6 +399,7 @@ impl Tender<'_> {
     ) -> Result<Attached<Agent<'r>>, AgentError> {
         let options = AttachOptions {
             takeover_wait: TAKEOVER_WAIT,
+            ..AttachOptions::default()
         };
         let consumer = match Consumer::attach(&self.config.ring, &self.config.consumer, &options) {
             Ok(consumer) => consumer,

@@ -1,9 +1,10 @@
 //! A reliable consumer of a ring in shared memory.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use teeline_core::{Name, Position, Sequence};
 use teeline_os::lock::OfdLock;
+use teeline_sync::idle::Waitable;
 
 use crate::{
     error::{AttachError, PollError},
@@ -16,6 +17,7 @@ use crate::{
     reader::Reader,
     region::{self, Reading, Region},
     viewer::Join,
+    wait::{self, Spot},
 };
 
 /// A reliable consumer: sees every frame in order, and holds the producer back until it has released them. Reading and
@@ -27,6 +29,7 @@ use crate::{
 pub struct Consumer {
     reader: Reader<Mapped>,
     control: Mapped,
+    doorbell: Mapped,
     ring: RingInfo,
     name: Name,
     losses: LossAccount,
@@ -94,6 +97,7 @@ impl Consumer {
             let Reading {
                 reader,
                 control,
+                doorbell,
                 memory,
                 lock,
             } = take_over(region)?;
@@ -101,6 +105,7 @@ impl Consumer {
                 losses: membership::account(reader.page()),
                 reader,
                 control,
+                doorbell,
                 ring: RingInfo::new(region.descriptor()),
                 name: name.clone(),
                 memory,
@@ -137,6 +142,42 @@ impl Consumer {
         handler: impl FnMut(Frame<'_>),
     ) -> Result<usize, PollError> {
         Ok(self.reader.poll(limit, handler)?)
+    }
+
+    /// Sleeps until there is a frame that was not read yet, at most `limit`. Returns whether there is one; without one also
+    /// when a signal comes, so that the caller looks at what its handler may have set. Costs the producer nothing until it
+    /// wakes this consumer; naps, of at most a millisecond, where the producer wakes nobody.
+    ///
+    /// Most loops leave it to an [idle strategy](teeline_sync::idle::Idle), which spins before it sleeps:
+    ///
+    /// ```
+    /// # use teeline_os::{SystemClock, state::StateDir};
+    /// # use teeline_ring::{AttachOptions, Consumer, MessageType, Producer, RingOptions};
+    /// use teeline_sync::idle::{Idle, Wait};
+    ///
+    /// # let base = tempfile::tempdir()?;
+    /// # let state = StateDir::open(base.path().join("state"))?;
+    /// # let dir = base.path().join("orders");
+    /// # RingOptions::new("orders".parse()?).consumer("gateway".parse()?).create(&dir, &state, &SystemClock)?;
+    /// # let mut producer = Producer::attach(&dir, &AttachOptions::default())?;
+    /// # producer.from_scratch();
+    /// # producer.publish(MessageType(1), b"buy")?;
+    /// let mut gateway = Consumer::attach(&dir, &"gateway".parse()?, &AttachOptions::default())?;
+    /// let mut idle = Idle::from(Wait::Block);
+    /// # let mut done = 0;
+    /// # while done == 0 {
+    /// let count = gateway.poll(64, |frame| println!("{frame:?}"))?;
+    /// idle.idle_on(count, &gateway);
+    /// # done += count;
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wait(&self, limit: Duration) -> bool {
+        wait::wait(&[self.spot()], limit)
+    }
+
+    pub(crate) fn spot(&self) -> Spot<'_, Mapped> {
+        self.reader.spot(&self.doorbell, &self.control)
     }
 
     /// Hands up to `limit` frames to `handler`, in order, behind those already peeked at, and releases none of them: for
@@ -214,5 +255,11 @@ impl Consumer {
     #[must_use]
     pub fn is_retired(&self) -> bool {
         region::is_retired(&self.control)
+    }
+}
+
+impl Waitable for Consumer {
+    fn wait(&self, limit: Duration) -> bool {
+        Self::wait(self, limit)
     }
 }

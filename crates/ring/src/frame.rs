@@ -124,6 +124,15 @@ const fn split(word: u64) -> Option<(Kind, u64)> {
     Some((kind, len_plus_1 - 1))
 }
 
+/// Bytes of the frame at `start`, as far as its word 0 says, whatever its sequence; 0 if that is no frame's.
+pub fn extent<M: Memory>(geometry: &Geometry, data: &M, start: u64) -> u64 {
+    match split(data.load(geometry.index(start) + at::WORD0, Ordering::Relaxed)) {
+        None => 0,
+        Some((Kind::Padding, _)) => geometry.until_wrap(start),
+        Some((_, len)) => geometry.frame_bytes(len),
+    }
+}
+
 /// A published frame whose header was checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Located {

@@ -134,9 +134,9 @@ pub mod producer_page {
     pub const STATE_DETACHED: u64 = 0;
     /// A producer is attached, or died so.
     pub const STATE_ATTACHED: u64 = 1;
-    /// The producer did not register for `membarrier`: who waits, naps.
+    /// The producer wakes nobody: who waits, naps.
     pub const WAIT_MODE_NAP: u64 = 0;
-    /// The producer registered for `membarrier`. Reserved for blocking waits.
+    /// The producer wakes who rings, and registered for `membarrier`.
     pub const WAIT_MODE_MEMBARRIER: u64 = 1;
 
     const _: () = assert!(ANNOUNCED == 4096 && STATE == 4224 && WAIT_MODE == 4232);
@@ -217,7 +217,7 @@ pub mod consumer_page {
 
 /// Body of the file `doorbell`.
 pub mod doorbell {
-    /// How many sleepers have rung. Reserved for blocking waits: nobody rings yet.
+    /// How often consumers have rung, each before it slept.
     pub const COUNTER: usize = super::role::BODY;
 
     const _: () = assert!(COUNTER == 256);

@@ -80,6 +80,7 @@ mod removal;
 #[cfg(any(loom, feature = "test-switches"))]
 pub mod testing;
 mod viewer;
+mod wait;
 mod writer;
 
 pub use cursor::{Alignment, ShapeError};

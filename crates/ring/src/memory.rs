@@ -35,6 +35,12 @@ pub trait Memory {
         ))
     }
 
+    /// Adds 1 to the 64-bit word at `offset`, a multiple of 8, wrapping around: relaxed.
+    fn increment(&self, offset: usize);
+
+    /// Wakes whoever sleeps until the 64-bit word at `offset`, a multiple of 8, is not zero. Returns how many that were.
+    fn wake(&self, offset: usize) -> usize;
+
     /// Zeroes a stretch that nobody else may look at, but for an observer, which throws away what it sees: multiples of 8.
     fn zero(&self, offset: usize, len: usize);
 
@@ -66,7 +72,7 @@ mod mapped {
 
     use std::{ptr, slice};
 
-    use teeline_os::Mapping;
+    use teeline_os::{Mapping, futex::Word};
     use teeline_sync::atomic::{AtomicU64, Ordering};
 
     use super::{Memory, frame};
@@ -82,7 +88,7 @@ mod mapped {
         /// Bytes that may be written: all or none.
         writable: usize,
         /// Keeps the bytes where they are.
-        _mapping: Mapping,
+        mapping: Mapping,
     }
 
     // SAFETY: the pointer is to the mapping beside it, which is bound to no thread; words are accessed as atomics, and the
@@ -105,8 +111,14 @@ mod mapped {
                 base: writable.unwrap_or(mapping.as_ptr().cast_mut()),
                 readable: len,
                 writable: if writable.is_some() { len } else { 0 },
-                _mapping: mapping,
+                mapping,
             }
+        }
+
+        /// What sleepers sleep on until the word 0 at `offset` is not zero: its low half, which holds the length plus 1 and
+        /// so is zero only with it.
+        pub fn futex(&self, offset: usize) -> Word<'_> {
+            Word::of(&self.mapping, offset)
         }
 
         /// Address of a stretch that may be written, after checking that it lies inside.
@@ -192,6 +204,15 @@ mod mapped {
             }
             let sequence = header[frame::SEQUENCE / WORD_BYTES].load(Ordering::Relaxed);
             Some((word0, sequence))
+        }
+
+        fn increment(&self, offset: usize) {
+            let word = self.word(offset, self.writable);
+            word.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn wake(&self, offset: usize) -> usize {
+            self.futex(offset).wake()
         }
 
         #[inline]

@@ -1,8 +1,9 @@
 //! An observer of a ring in shared memory.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use teeline_core::Sequence;
+use teeline_sync::idle::Waitable;
 
 use crate::{
     error::{AttachError, PollError},
@@ -11,6 +12,7 @@ use crate::{
     pages::MemoryReport,
     region,
     viewer::{Join, Losses, Observed, Resume, Viewer},
+    wait,
 };
 
 /// Where an observer begins, and where it goes on after a loss.
@@ -106,6 +108,19 @@ impl Observer {
         Ok(self.viewer.poll(limit, handler)?)
     }
 
+    /// Naps until there is something to read, at most `limit`. Returns whether there is; without also when a signal comes.
+    /// Nobody wakes an observer, since it can ring nobody: it naps, for a millisecond at most, and looks.
+    pub fn wait(&self, limit: Duration) -> bool {
+        match self.viewer.spot() {
+            Some(spot) => wait::wait(&[spot], limit),
+            // It is up to a poll to find out whether there is.
+            None => {
+                wait::nap(limit);
+                true
+            }
+        }
+    }
+
     /// Begins anew at another place. What is passed over by that is the caller's choice: it is not counted as lost.
     ///
     /// # Errors
@@ -137,5 +152,11 @@ impl Observer {
     #[must_use]
     pub fn is_retired(&self) -> bool {
         region::is_retired(self.viewer.control())
+    }
+}
+
+impl Waitable for Observer {
+    fn wait(&self, limit: Duration) -> bool {
+        Self::wait(self, limit)
     }
 }

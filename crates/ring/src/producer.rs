@@ -24,17 +24,23 @@ pub struct AttachOptions {
     /// How long to try while somebody else holds the role: a process that was just killed can hold its lock for a moment
     /// longer. Default: one second.
     pub takeover_wait: Duration,
+    /// For a producer: whether it wakes consumers that sleep until there is something. That costs it one load per
+    /// publication, and a system call for one that somebody sleeps for; without it, who waits for this producer naps, and
+    /// it never makes a system call. Default: yes.
+    pub wake_sleepers: bool,
 }
 
 impl Default for AttachOptions {
     fn default() -> Self {
         Self {
             takeover_wait: Duration::from_secs(1),
+            wake_sleepers: true,
         }
     }
 }
 
-/// The one producer of a ring: claims frames in place and commits them. Neither blocks, allocates or makes a system call.
+/// The one producer of a ring: claims frames in place and commits them. Neither blocks, allocates or makes a system call,
+/// but that a commit wakes who sleeps for it, unless [`AttachOptions::wake_sleepers`] says no.
 ///
 /// Holds the producer's lock for life; when it is dropped, or its process dies in whatever way, the next one to attach
 /// goes on with the next sequence.
@@ -69,8 +75,7 @@ impl Producer {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, AttachError> {
         region::with_current(dir.as_ref(), |region| {
-            let (writer, takeover, memory, lock) =
-                region.take_over_producer(options.takeover_wait)?;
+            let (writer, takeover, memory, lock) = region.take_over_producer(options)?;
             Ok(Self {
                 resumed: writer.position() > Position(0),
                 writer,

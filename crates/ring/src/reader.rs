@@ -13,8 +13,9 @@ use crate::{
     error::{Damage, Part},
     frame::{self, Frame, Header, Kind, Located},
     hold,
-    layout::{consumer_page as at, producer_page},
+    layout::{consumer_page as at, frame as frame_at, producer_page},
     memory::Memory,
+    wait::Spot,
 };
 
 /// The consumer's half: reads frames in order and releases them.
@@ -113,6 +114,17 @@ impl<M: Memory> Reader<M> {
             page,
             selector,
         })
+    }
+
+    /// Where to wait for the next frame that was not read.
+    pub fn spot<'a>(&'a self, doorbell: &'a M, control: &'a M) -> Spot<'a, M> {
+        Spot {
+            doorbell: Some(doorbell),
+            control,
+            data: &self.data,
+            word: self.geometry.index(self.read.position) + frame_at::WORD0,
+            lapped_beyond: None,
+        }
     }
 
     /// Hands up to `limit` frames to `f`, and releases them, and whatever was peeked at before. Returns how many.

@@ -15,7 +15,7 @@ use teeline_os::{
     file::{open_read, open_read_write, read_exact_at},
     lock::{LockError, OfdLock},
     mapping::huge_page_bytes_at,
-    sleep,
+    membarrier, sleep,
 };
 use teeline_sync::atomic::Ordering;
 
@@ -26,6 +26,7 @@ use crate::{
     memory::{Mapped, Memory},
     ownership::Takeover,
     pages::{MemoryReport, MemoryWishes, is_for_huge_pages},
+    producer::AttachOptions,
     reader::Reader,
     viewer::Join,
     writer::{ConsumerView, Writer},
@@ -273,6 +274,24 @@ impl Region {
         Ok(Mapped::new(mapping))
     }
 
+    /// The file `doorbell`, mapped.
+    fn doorbell(&self, writable: bool) -> Result<Mapped, AttachError> {
+        let file = self.role_file(
+            layout::file::DOORBELL,
+            RoleKind::Doorbell,
+            &Part::Doorbell,
+            writable,
+        )?;
+        let path = self.path(layout::file::DOORBELL);
+        let mapping = if writable {
+            Mapping::read_write(&file, path, layout::ROLE_BYTES)?
+        } else {
+            Mapping::read_only(&file, path, layout::ROLE_BYTES)?
+        };
+        mapping.prefault();
+        Ok(Mapped::new(mapping))
+    }
+
     /// All slots for consumers, spare ones included.
     pub(crate) fn slots(&self) -> std::ops::Range<u32> {
         0..self.descriptor.slots()
@@ -359,16 +378,12 @@ impl Region {
     /// Becomes the ring's producer.
     pub(crate) fn take_over_producer(
         &self,
-        wait: Duration,
+        options: &AttachOptions,
     ) -> Result<(Writer<Mapped>, Option<Takeover>, MemoryReport, OfdLock), AttachError> {
         let file = self.producer_file(true)?;
+        let wait = options.takeover_wait;
         let lock = self.lock(file, layout::file::PRODUCER, Role::Producer, wait)?;
-        self.role_file(
-            layout::file::DOORBELL,
-            RoleKind::Doorbell,
-            &Part::Doorbell,
-            false,
-        )?;
+        let doorbell = self.doorbell(false)?;
         let consumers = self
             .slots()
             .map(|slot| {
@@ -380,7 +395,7 @@ impl Region {
             })
             .collect::<Result<_, AttachError>>()?;
         let (data, memory) = self.data_with_memory(true)?;
-        let (writer, takeover) = Writer::take_over(
+        let (mut writer, takeover) = Writer::take_over(
             self.descriptor.geometry,
             self.descriptor.first_sequence,
             self.control(true)?,
@@ -388,6 +403,7 @@ impl Region {
             consumers,
         )
         .map_err(|damage| self.damaged(damage))?;
+        writer.attend(doorbell, options.wake_sleepers && membarrier::register());
         Ok((writer, takeover, memory, lock))
     }
 
@@ -523,12 +539,7 @@ impl Region {
 
     /// Reads on from where a slot's page says.
     fn read(&self, slot: Slot) -> Result<Reading, AttachError> {
-        self.role_file(
-            layout::file::DOORBELL,
-            RoleKind::Doorbell,
-            &Part::Doorbell,
-            true,
-        )?;
+        let doorbell = self.doorbell(true)?;
         let control = self.control(false)?;
         let (data, memory) = self.data_with_memory(false)?;
         let reader = Reader::take_over(self.descriptor.geometry, &control, data, slot.page)
@@ -536,6 +547,7 @@ impl Region {
         Ok(Reading {
             reader,
             control,
+            doorbell,
             memory,
             lock: slot.lock,
         })
@@ -552,6 +564,7 @@ pub(crate) struct Slot {
 pub(crate) struct Reading {
     pub(crate) reader: Reader<Mapped>,
     pub(crate) control: Mapped,
+    pub(crate) doorbell: Mapped,
     pub(crate) memory: MemoryReport,
     pub(crate) lock: OfdLock,
 }

@@ -9,6 +9,7 @@ pub use crate::{
     ownership::{End, Mark, Marks, walk},
     reader::Reader,
     viewer::Viewer,
+    wait::{Bell, Lying, Spot},
     writer::{ConsumerView, Reservation, Writer},
 };
 

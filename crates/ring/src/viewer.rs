@@ -16,9 +16,10 @@ use crate::{
     cursor::{Geometry, POSITION_MAX},
     error::{Damage, Part},
     frame::{self, Frame, Located},
-    layout::producer_page,
+    layout::{frame as frame_at, producer_page},
     memory::Memory,
     ownership::{Mark, Marks},
+    wait::Spot,
 };
 
 /// How often a place to read from is looked for in one call, while the producer writes over what is being looked at. The
@@ -348,6 +349,20 @@ impl<M: Memory> Viewer<M> {
             }
             // Only padding may have been written over.
             State::Lapped(next) => (cursor.next != next).then_some(next),
+        }
+    }
+
+    /// Where to wait for the next frame; `None` while it looks for a place to read from.
+    pub fn spot(&self) -> Option<Spot<'_, M>> {
+        match self.state {
+            State::At(cursor) => Some(Spot {
+                doorbell: None,
+                control: &self.horizon.control,
+                data: &self.data,
+                word: self.geometry.index(cursor.position) + frame_at::WORD0,
+                lapped_beyond: Some(cursor.position + self.geometry.capacity()),
+            }),
+            State::Joining(_) | State::Lapped(_) => None,
         }
     }
 

@@ -30,6 +30,7 @@ use crate::{
     membership::{self, JOIN_MARGIN, Standing},
     memory::Memory,
     ownership::{Mark, Marks, Takeover, walk},
+    wait::Bell,
 };
 
 /// How far ahead of the last frame slots are zeroed, after publishing. So the line of a publishing store is already with
@@ -75,6 +76,8 @@ pub struct Writer<M> {
     clear: ClearAhead,
     last_frame: Mark,
     control: M,
+    /// Who sleeps, unless this producer wakes nobody.
+    bell: Option<Bell<M>>,
     // From here on: looked at only when `free_to` or `clear_at` is reached.
     /// Nothing is written from here on. As the producer page says.
     announced: u64,
@@ -269,6 +272,7 @@ impl<M: Memory> Writer<M> {
             control,
             announced: marks.announced,
             consumers,
+            bell: None,
             limit: 0,
             open: true,
             newest_mark: newest.position,
@@ -294,6 +298,57 @@ impl<M: Memory> Writer<M> {
             abandoned_bytes: marks.announced.saturating_sub(end.position),
         });
         Ok((writer, takeover))
+    }
+
+    /// Wakes whoever the last producer left asleep, since it died between publishing and waking; and, if this producer has
+    /// registered for `membarrier`, from now on whoever rings the doorbell. Otherwise those who wait are told to nap.
+    pub fn attend(&mut self, doorbell: M, registered: bool) {
+        // Nobody sleeps on what every consumer has released.
+        let asleep_from = self.slowest().map_or(self.position, |slowest| slowest.seen);
+        let bell = Bell::new(doorbell);
+        if bell.rings().is_some() {
+            self.wake(asleep_from, u64::MAX);
+        }
+        if registered {
+            self.bell = Some(bell);
+            // Whoever believes this is heard at the next publication.
+            self.control
+                .store(at::WAIT_MODE, at::WAIT_MODE_MEMBARRIER, Ordering::Release);
+        }
+    }
+
+    /// Wakes whoever sleeps on a frame from `from` on, until so many are woken, and returns how many that were.
+    fn wake(&self, from: u64, sleepers_max: u64) -> u64 {
+        let mut woken = 0;
+        let mut at = from;
+        while at < self.position && woken < sleepers_max {
+            woken += self.data.wake(self.geometry.index(at) + frame_at::WORD0) as u64;
+            match frame::extent(&self.geometry, &self.data, at) {
+                0 => break,
+                bytes => at += bytes,
+            }
+        }
+        woken
+    }
+
+    /// Wakes whoever may sleep on a frame from `from` on, all of them just published.
+    #[inline(always)]
+    fn wake_sleepers(&mut self, from: u64) {
+        if let Some(bell) = &self.bell
+            && let Some(rings) = bell.rings()
+        {
+            self.answer(from, rings);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn answer(&mut self, from: u64, rings: u64) {
+        let Some(bell) = &self.bell else { return };
+        let woken = self.wake(from, bell.unanswered(rings));
+        if let Some(bell) = &mut self.bell {
+            bell.answer(rings, woken);
+        }
     }
 
     /// Says that the producer's side is left in order. The next one takes over all the same.
@@ -572,6 +627,7 @@ impl<M: Memory> Writer<M> {
         };
         self.position = end;
         self.next_sequence = next_sequence;
+        self.wake_sleepers(start);
         if end > self.clear_at && end - start <= self.clear.frame_bytes_max {
             self.clear_ahead();
         }

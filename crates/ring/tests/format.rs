@@ -39,6 +39,8 @@ impl Clock for Standing {
 fn now() -> AttachOptions {
     AttachOptions {
         takeover_wait: Duration::ZERO,
+        // The same bytes on every host, whether the kernel has `membarrier` or not.
+        wake_sleepers: false,
     }
 }
 

@@ -144,6 +144,15 @@ impl Memory for View {
         self.put(offset, value);
     }
 
+    fn increment(&self, offset: usize) {
+        self.put(offset, self.words[offset / 8].get().wrapping_add(1));
+    }
+
+    /// In one thread nobody sleeps while another works.
+    fn wake(&self, _: usize) -> usize {
+        0
+    }
+
     fn zero(&self, offset: usize, len: usize) {
         let mut offsets: Vec<usize> = (offset..offset + len).step_by(8).collect();
         match self.zero_order {

@@ -164,12 +164,14 @@ fn bridge() -> Name {
 fn patient() -> AttachOptions {
     AttachOptions {
         takeover_wait: Duration::from_secs(20),
+        ..AttachOptions::default()
     }
 }
 
 fn impatient() -> AttachOptions {
     AttachOptions {
         takeover_wait: Duration::ZERO,
+        ..AttachOptions::default()
     }
 }
 

@@ -5,6 +5,7 @@
 mod membership;
 mod memory;
 mod observers;
+mod waiting;
 
 use std::{
     fs,
@@ -66,6 +67,7 @@ fn options() -> RingOptions {
 fn impatient() -> AttachOptions {
     AttachOptions {
         takeover_wait: Duration::ZERO,
+        ..AttachOptions::default()
     }
 }
 

@@ -313,6 +313,7 @@ fn joining_and_evicting_beside_a_producer_at_full_speed_loses_nothing_unreported
     let done = teeline_sync::atomic::AtomicBool::new(false);
     let patient = AttachOptions {
         takeover_wait: Duration::from_secs(20),
+        ..AttachOptions::default()
     };
     std::thread::scope(|scope| {
         let publishing = scope.spawn(|| {

@@ -181,6 +181,7 @@ fn stop_on_sigterm() -> Result<Arc<AtomicBool>, Failure> {
 fn attach_options() -> AttachOptions {
     AttachOptions {
         takeover_wait: TAKEOVER_WAIT,
+        ..AttachOptions::default()
     }
 }
 
