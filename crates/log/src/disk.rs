@@ -4,16 +4,17 @@ use std::{
     fs::{self, File},
     hash::{BuildHasher, RandomState},
     io,
+    ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
 use rustix::fs::{Advice, fadvise};
 use teeline_core::time::Clock;
 use teeline_os::{
-    Mapping, SystemClock, clock, file,
+    Mapping, SettledMapping, SystemClock, clock, file,
     lock::{self, Latch},
     process,
 };
@@ -21,7 +22,8 @@ use teeline_os::{
 use crate::{
     format::watermark::{self, Word},
     storage::{
-        Access, Holder, LockError, LockFile, Result, SharedPage, Storage, StorageError, StorageFile,
+        Access, Holder, LockError, LockFile, MappedFile, Result, SharedPage, Storage, StorageError,
+        StorageFile,
     },
 };
 
@@ -264,9 +266,43 @@ impl StorageFile for DiskFile {
         Ok(file::sync_data(&self.file, &self.path)?)
     }
 
+    fn map(&self) -> Option<Box<dyn MappedFile>> {
+        let mapping = SettledMapping::new(&self.file, &self.path).ok()?;
+        Some(Box::new(MappedDiskFile {
+            mapping,
+            present: Mutex::new(0..0),
+        }))
+    }
+
     fn drop_cached(&self) -> Result<()> {
         fadvise(&self.file, 0, None, Advice::DontNeed)
             .map_err(|error| fail("drop the cached pages of", &self.path)(error.into()))
+    }
+}
+
+#[derive(Debug)]
+struct MappedDiskFile {
+    mapping: SettledMapping,
+    /// The part that was last made present.
+    present: Mutex<Range<usize>>,
+}
+
+/// How much of a mapped file is made present at once.
+const PRESENT_BYTES: usize = 1 << 20;
+
+impl MappedFile for MappedDiskFile {
+    fn settled(&self, bytes: Range<u64>) -> Option<&[u8]> {
+        let start = usize::try_from(bytes.start).ok()?;
+        let end = usize::try_from(bytes.end).ok()?;
+        let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+        if start < present.start || end > present.end {
+            let wanted = start..end.max(start.saturating_add(PRESENT_BYTES));
+            if !self.mapping.is_readable(wanted.clone()) {
+                return None;
+            }
+            *present = wanted;
+        }
+        self.mapping.settled(start..end)
     }
 }
 

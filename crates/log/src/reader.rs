@@ -102,15 +102,35 @@ pub struct Reader {
     /// Where the next batch is looked for; found anew after a seek or a recovery.
     place: Option<Place>,
     /// The batch that is being handed out.
-    batch: Vec<u8>,
-    /// Where in it the next record begins; at its length when all are handed out.
-    record_pos: usize,
-    base: Offset,
-    /// Behind the last offset that the batch covers. Compaction leaves batches that cover more than they hold.
-    batch_end: Offset,
+    batch: Batch,
+    /// Of a batch that could not be lent where it is mapped: its bytes.
+    copy: Vec<u8>,
     overtaken: Overtaken,
     /// Wake counter at which what should be readable was not, because somebody recovers or died recovering.
     unreadable_at: Option<u64>,
+}
+
+/// A verified batch, as far as it was handed out.
+#[derive(Debug, Clone, Copy)]
+struct Batch {
+    /// Where it is mapped; if nowhere, it was copied.
+    in_place: Option<u64>,
+    length: usize,
+    /// Where in it the next record begins; at its length when all are handed out.
+    record_pos: usize,
+    base: Offset,
+    /// Behind the last offset that it covers. Compaction leaves batches that cover more than they hold.
+    end: Offset,
+}
+
+impl Batch {
+    const NONE: Self = Self {
+        in_place: None,
+        length: 0,
+        record_pos: 0,
+        base: Offset(0),
+        end: Offset(0),
+    };
 }
 
 #[derive(Debug)]
@@ -130,10 +150,8 @@ impl Reader {
             partition,
             position: from,
             place: None,
-            batch: Vec::new(),
-            record_pos: 0,
-            base: Offset(0),
-            batch_end: Offset(0),
+            batch: Batch::NONE,
+            copy: Vec::new(),
             overtaken: Overtaken::default(),
             unreadable_at: None,
         }
@@ -151,7 +169,7 @@ impl Reader {
     ) -> Result<usize, ReadError> {
         let mut count = 0;
         while count < limit {
-            if self.record_pos >= self.batch.len() && !self.next_batch()? {
+            if self.batch.record_pos >= self.batch.length && !self.next_batch()? {
                 break;
             }
             count += self.hand_out(limit - count, &mut f);
@@ -161,15 +179,35 @@ impl Reader {
 
     /// Hands out records of the current batch.
     fn hand_out(&mut self, limit: usize, f: &mut impl FnMut(&Record<'_>)) -> usize {
+        let Batch {
+            in_place,
+            length,
+            base,
+            end,
+            ..
+        } = self.batch;
+        let bytes = match (in_place, &mut self.place) {
+            (Some(pos), Some(place)) => match place.segment.in_place(pos, length) {
+                Some(bytes) => bytes,
+                None => {
+                    // What could be read a moment ago cannot be any more: reading it again will say why.
+                    place.segment.stop_mapping();
+                    self.place = None;
+                    self.batch = Batch::NONE;
+                    return 0;
+                }
+            },
+            _ => &self.copy,
+        };
         let mut count = 0;
         while count < limit {
-            let rest = self.batch.get(self.record_pos..).unwrap_or_default();
+            let rest = bytes.get(self.batch.record_pos..).unwrap_or_default();
             // The batch was verified when it was read.
             let Some((record, bytes)) = Encoded::decode_verified(rest) else {
                 break;
             };
-            self.record_pos += bytes;
-            let offset = Offset(self.base.0 + u64::from(record.offset_delta));
+            self.batch.record_pos += bytes;
+            let offset = Offset(base.0 + u64::from(record.offset_delta));
             if offset < self.position {
                 continue;
             }
@@ -189,8 +227,8 @@ impl Reader {
                 tombstone: record.tombstone,
             });
         }
-        if self.record_pos >= self.batch.len() {
-            self.position = self.position.max(self.batch_end);
+        if self.batch.record_pos >= length {
+            self.position = self.position.max(end);
         }
         count
     }
@@ -260,19 +298,33 @@ impl Reader {
     fn read_at(&mut self, place: &mut Place, high_watermark: Offset) -> Result<(), ReadError> {
         let storage = self.partition.storage();
         let dir = self.partition.dir();
+        // What is durable is never written again, and is handed out where it is mapped. What is only written may be taken
+        // back after a failed sync.
+        let settled = self.position < self.partition.durable()?;
         loop {
-            let flaw = match place.segment.batch(place.file_pos)? {
+            place.segment.expect_settled(settled);
+            let pos = place.file_pos;
+            let flaw = match place.segment.batch(pos)? {
                 Ok((header, _)) if header.end() <= self.position => {
                     place.file_pos += u64::from(header.length);
                     continue;
                 }
                 Ok((header, bytes)) => {
                     if reaches(self.position, &header, bytes) {
-                        self.batch.clear();
-                        self.batch.extend_from_slice(bytes);
-                        self.record_pos = batch::HEADER_BYTES;
-                        self.base = header.base;
-                        self.batch_end = header.end();
+                        let length = bytes.len();
+                        let in_place = place.segment.in_place(pos, length).map(|_| pos);
+                        if in_place.is_none() {
+                            self.copy.clear();
+                            self.copy
+                                .extend_from_slice(place.segment.bytes(pos, length)?);
+                        }
+                        self.batch = Batch {
+                            in_place,
+                            length,
+                            record_pos: batch::HEADER_BYTES,
+                            base: header.base,
+                            end: header.end(),
+                        };
                         place.file_pos += u64::from(header.length);
                         return Ok(());
                     }
@@ -388,9 +440,7 @@ impl Reader {
     pub fn seek(&mut self, offset: Offset) {
         self.position = offset;
         self.place = None;
-        self.batch.clear();
-        self.record_pos = 0;
-        self.batch_end = Offset(0);
+        self.batch = Batch::NONE;
     }
 
     /// Says what to do when retention passes the reader; [`Overtaken::Stop`] unless told otherwise.

@@ -17,7 +17,7 @@ use crate::{
         record::{Control, Records},
         snapshot::Cursor,
     },
-    storage::{Access, Result, Storage, StorageFile},
+    storage::{Access, MappedFile, Result, Storage, StorageFile},
 };
 
 /// Path of the segment that begins at `base`.
@@ -63,6 +63,11 @@ pub(crate) struct SegmentReader {
     filled: usize,
     buffer_pos: u64,
     read_bytes: usize,
+    /// Whether what is asked for is settled: written for good, so that it can be lent where it is mapped.
+    settled: bool,
+    mapped: Option<Box<dyn MappedFile>>,
+    /// Mapping was tried and could not be done, or not all of the file can be read through it.
+    unmappable: bool,
 }
 
 /// First read after the buffer was emptied: a tailing reader wants one small batch.
@@ -80,7 +85,32 @@ impl SegmentReader {
             filled: 0,
             buffer_pos: 0,
             read_bytes: READ_BYTES_MIN,
+            settled: false,
+            mapped: None,
+            unmappable: false,
         })
+    }
+
+    /// Says whether the bytes that are asked for next are settled. Then they come from the mapped file, where they are.
+    pub(crate) fn expect_settled(&mut self, settled: bool) {
+        self.settled = settled && !self.unmappable;
+        if self.settled && self.mapped.is_none() {
+            self.mapped = self.file.map();
+            self.unmappable = self.mapped.is_none();
+            self.settled = !self.unmappable;
+        }
+    }
+
+    /// Settled bytes in their place; `None` if they have to be read.
+    pub(crate) fn in_place(&self, pos: u64, len: usize) -> Option<&[u8]> {
+        let mapped = self.mapped.as_ref().filter(|_| self.settled)?;
+        mapped.settled(pos..pos + len as u64)
+    }
+
+    /// Reads from now on, since the mapping does not give what it should.
+    pub(crate) fn stop_mapping(&mut self) {
+        self.settled = false;
+        self.unmappable = true;
     }
 
     pub(crate) fn base(&self) -> Offset {
@@ -103,6 +133,12 @@ impl SegmentReader {
 
     /// The bytes from `pos` on: `len` of them, or fewer at the end of the file.
     pub(crate) fn bytes(&mut self, pos: u64, len: usize) -> Result<&[u8]> {
+        if self.settled
+            && let Some(mapped) = &self.mapped
+            && let Some(bytes) = mapped.settled(pos..pos + len as u64)
+        {
+            return Ok(bytes);
+        }
         let skip = pos
             .checked_sub(self.buffer_pos)
             .and_then(|skip| usize::try_from(skip).ok());
@@ -148,6 +184,8 @@ impl SegmentReader {
 
     /// The first whole batch at or behind `pos` whose records are at or behind `offset`.
     pub(crate) fn resync(&mut self, pos: u64, offset: Offset) -> Result<Option<(u64, Header)>> {
+        // It looks beyond what is settled.
+        self.settled = false;
         let mut pos = pos.next_multiple_of(8);
         let end = self.length()?;
         while pos < end {

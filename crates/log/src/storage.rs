@@ -5,6 +5,7 @@
 
 use std::{
     fmt, io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -237,11 +238,21 @@ pub trait StorageFile: fmt::Debug + Send + Sync {
     /// sync that succeeds says nothing about it.
     fn sync(&self) -> Result<()>;
 
+    /// Maps the file for reading; `None` where that cannot be done, and it is read instead.
+    fn map(&self) -> Option<Box<dyn MappedFile>>;
+
     /// Forgets what the page cache holds of the file, so that the next read comes from the device.
     ///
     /// # Errors
     /// When the operation fails.
     fn drop_cached(&self) -> Result<()>;
+}
+
+/// A file mapped for reading.
+pub trait MappedFile: fmt::Debug + Send + Sync {
+    /// Bytes that were written once and are never written again, in place; `None` if they do not lie inside, or cannot
+    /// be read: then reading the file says why.
+    fn settled(&self, bytes: Range<u64>) -> Option<&[u8]>;
 }
 
 /// A page of words that several processes map.

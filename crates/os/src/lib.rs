@@ -35,8 +35,10 @@ pub mod mapping;
 pub mod membarrier;
 pub mod process;
 pub mod region;
+pub mod settled;
 pub mod state;
 
 pub use clock::{SystemClock, sleep};
 pub use error::{Context, Error, Result};
 pub use mapping::Mapping;
+pub use settled::SettledMapping;

@@ -11,6 +11,7 @@ mod pages;
 use std::{
     fs::File,
     io,
+    ops::Range,
     path::Path,
     sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
     time::Duration,
@@ -151,6 +152,21 @@ impl Mapping {
             for offset in (0..self.len()).step_by(PAGE_BYTES_MIN) {
                 self.byte(offset).load(Ordering::Relaxed);
             }
+        }
+    }
+
+    /// Makes the pages around `bytes` present, as far as they lie inside, and says whether that could be done: it cannot
+    /// where the device fails. A kernel that cannot do it ahead (before 5.14) is taken at its word that it can later.
+    pub(crate) fn populate(&self, bytes: Range<usize>) -> bool {
+        const PAGE_BYTES: usize = 4096;
+        let start = bytes.start - bytes.start % PAGE_BYTES;
+        let end = bytes.end.min(self.len());
+        if start >= end {
+            return true;
+        }
+        match self.advise_range(start..end, libc::MADV_POPULATE_READ) {
+            Ok(()) => true,
+            Err(error) => error.raw_os_error() == Some(libc::EINVAL),
         }
     }
 

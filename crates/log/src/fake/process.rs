@@ -16,7 +16,9 @@ use super::{
 };
 use crate::{
     format::watermark::{self, Word},
-    storage::{Access, Holder, LockError, LockFile, Result, SharedPage, Storage, StorageFile},
+    storage::{
+        Access, Holder, LockError, LockFile, MappedFile, Result, SharedPage, Storage, StorageFile,
+    },
 };
 
 /// A process on a [`FakeDisk`].
@@ -339,6 +341,10 @@ impl StorageFile for FakeHandle {
                 Err(error)
             }
         }
+    }
+
+    fn map(&self) -> Option<Box<dyn MappedFile>> {
+        None
     }
 
     fn drop_cached(&self) -> Result<()> {

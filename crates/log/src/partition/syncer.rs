@@ -226,7 +226,7 @@ impl Syncer {
 
     /// Waits for those who are to come back, for a small part of what a sync takes.
     fn wait_for_crowd(&self) {
-        const PART: u32 = 8;
+        const PART: u32 = 4;
         let storage = &*self.env.storage;
         let begin_ns = storage.monotonic_ns();
         loop {

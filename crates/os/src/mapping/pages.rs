@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io,
+    ops::Range,
     os::fd::AsFd,
     ptr::{self, NonNull},
 };
@@ -100,9 +101,20 @@ impl Drop for Aligned {
 impl Mapping {
     /// Gives advice on the whole mapping.
     pub(super) fn advise(&self, advice: libc::c_int) -> io::Result<()> {
-        // SAFETY: the mapping is alive, and none of the advices used here changes what can be read from it: they bring
-        // pages in, put them together, or keep forks out.
-        let failed = unsafe { libc::madvise(self.start().cast(), self.len(), advice) };
+        self.advise_range(0..self.len(), advice)
+    }
+
+    /// Gives advice on a part of the mapping that begins on a page.
+    pub(super) fn advise_range(&self, bytes: Range<usize>, advice: libc::c_int) -> io::Result<()> {
+        assert!(
+            bytes.start <= bytes.end && bytes.end <= self.len(),
+            "{bytes:?} does not lie inside a mapping of {}",
+            self.len()
+        );
+        let start = self.start().wrapping_add(bytes.start);
+        // SAFETY: the range was checked to lie inside the mapping, which is alive, and none of the advices used here
+        // changes what can be read from it: they bring pages in, put them together, or keep forks out.
+        let failed = unsafe { libc::madvise(start.cast(), bytes.len(), advice) };
         if failed == 0 {
             Ok(())
         } else {
