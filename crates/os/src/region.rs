@@ -258,18 +258,64 @@ fn lock_path(aside: &Path) -> PathBuf {
 
 /// A file at `path` that is locked before anybody can see it.
 fn lock_then_name(path: &Path) -> Result<OfdLock> {
+    let lock = OfdLock::lock_silently(unnamed(path)?, path)?
+        .expect("nobody else has a file without a name open");
+    name(&lock, path)?;
+    Ok(lock)
+}
+
+/// A file at `path` with exactly `mode` whatever the umask, which nobody sees before it is locked, with the owner's note in
+/// it, and filled by `fill`.
+///
+/// # Errors
+/// When something is there already, or the directory may not be written, or there is no space.
+///
+/// # Panics
+/// Never: nobody else has a file without a name open.
+pub fn locked_file(
+    path: &Path,
+    mode: u32,
+    fill: impl FnOnce(&File) -> Result<()>,
+) -> Result<OfdLock> {
+    let lock = OfdLock::try_lock(unnamed(path)?, path)?
+        .expect("nobody else has a file without a name open");
+    fill(lock.file())?;
+    file::set_access(lock.file(), path, mode, None)?;
+    name(&lock, path)?;
+    Ok(lock)
+}
+
+/// The lock of a file that [`locked_file`] made, if whoever did is dead: then it is the caller's to remove. `None` also
+/// where it may not be written, or is no such file but a link.
+#[must_use]
+pub fn take_abandoned(path: &Path) -> Option<OfdLock> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = File::from(open(path, flags, Mode::empty()).ok()?);
+    let regular = file.metadata().is_ok_and(|found| found.is_file());
+    let lock = if regular {
+        // Without a note: in a directory that others may write, the file could be anybody's.
+        OfdLock::lock_silently(file, path)
+    } else {
+        return None;
+    };
+    lock.ok()?
+}
+
+fn unnamed(path: &Path) -> Result<File> {
     let parent = file::parent(path);
     let unnamed = open(
         parent,
         OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC,
         Mode::RUSR | Mode::WUSR,
-    )
-    .context("create an unnamed file in", parent)?;
-    let lock = OfdLock::lock_silently(File::from(unnamed), path)?
-        .expect("nobody else has a file without a name open");
+    );
+    unnamed
+        .map(File::from)
+        .context("create an unnamed file in", parent)
+}
+
+fn name(lock: &OfdLock, path: &Path) -> Result<()> {
     let descriptor = format!("/proc/self/fd/{}", lock.file().as_raw_fd());
-    linkat(CWD, descriptor, CWD, path, AtFlags::SYMLINK_FOLLOW).context("create", path)?;
-    Ok(lock)
+    linkat(CWD, descriptor, CWD, path, AtFlags::SYMLINK_FOLLOW).context("create", path)
 }
 
 #[cfg(test)]

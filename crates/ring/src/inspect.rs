@@ -13,6 +13,7 @@ use teeline_os::{
 use teeline_sync::atomic::{Ordering, fence};
 
 use crate::{
+    counters::{self, COUNTERS_DIR, ObserverStat},
     cursor::Geometry,
     error::{AttachError, Damage, Part},
     frame::{Frame, Located, copy, locate},
@@ -81,6 +82,8 @@ pub struct RingStat {
     pub consumers: Vec<ConsumerStat>,
     /// Slots that are nobody's yet.
     pub free_slots: usize,
+    /// Observers that let others see how they get on, in the usual place.
+    pub observers: Vec<ObserverStat>,
 }
 
 /// Whether somebody has a role.
@@ -200,7 +203,28 @@ pub fn stat(dir: impl AsRef<Path>) -> Result<RingStat, AttachError> {
         producer,
         consumers,
         free_slots,
+        observers: observers(COUNTERS_DIR, descriptor),
     })
+}
+
+/// The observers of the ring at `dir` that let others see how they get on, with their pages in `counters`.
+///
+/// # Errors
+/// When there is no such ring, or it is damaged.
+pub fn observers_in(
+    dir: impl AsRef<Path>,
+    counters: impl AsRef<Path>,
+) -> Result<Vec<ObserverStat>, AttachError> {
+    let region = Region::open(dir.as_ref())?;
+    Ok(observers(counters, region.descriptor()))
+}
+
+fn observers(counters: impl AsRef<Path>, ring: &Descriptor) -> Vec<ObserverStat> {
+    counters::observers(
+        counters.as_ref(),
+        (&ring.source, ring.source.id()),
+        ring.epoch,
+    )
 }
 
 /// What the ring at `dir` asks of its memory, and what a process like this one is granted, which it holds for no longer

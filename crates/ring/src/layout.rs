@@ -223,6 +223,29 @@ pub mod doorbell {
     const _: () = assert!(COUNTER == 256);
 }
 
+/// The page of an observer that lets others see how it gets on: a file of its own, not the ring's. Behind the owner's note
+/// it begins as the files of roles do.
+pub mod observer_page {
+    pub const MAGIC_VALUE: u64 = u64::from_le_bytes(*b"TEELOBSV");
+    /// Odd while the words behind it are being written.
+    pub const VERSION: usize = super::role::BODY;
+    /// The sequence that it began with.
+    pub const FIRST: usize = VERSION + 8;
+    /// The sequence that comes next; 0 while it has no place.
+    pub const NEXT: usize = FIRST + 8;
+    pub const FRAMES: usize = NEXT + 8;
+    pub const LOSS_EVENTS: usize = FRAMES + 8;
+    pub const LOST_MESSAGES: usize = LOSS_EVENTS + 8;
+    /// The last lost range.
+    pub const LOST_FIRST: usize = LOST_MESSAGES + 8;
+    pub const LOST_LAST: usize = LOST_FIRST + 8;
+    pub const END: usize = LOST_LAST + 8;
+
+    const _: () = assert!(VERSION == 256 && FIRST == 264 && NEXT == 272 && FRAMES == 280);
+    const _: () = assert!(LOSS_EVENTS == 288 && LOST_MESSAGES == 296);
+    const _: () = assert!(LOST_FIRST == 304 && LOST_LAST == 312 && END == 320);
+}
+
 /// A frame, from its first byte.
 pub mod frame {
     /// Payload bytes + 1 (bits 0 to 31), message type (32 to 47), kind (48 to 51), zero (52 to 63). 0: unpublished.
@@ -529,6 +552,26 @@ pub fn encode_role(descriptor: &Descriptor, kind: RoleKind) -> Box<[u8; PAGE_BYT
     }
     put_checksum(&mut *page, role::MAGIC, role::CHECKSUM);
     page
+}
+
+/// An observer's page as it is created.
+pub fn encode_observer(source: SourceId, epoch: Epoch, name: &Name) -> Box<[u8; PAGE_BYTES]> {
+    let mut page = Box::new([0; PAGE_BYTES]);
+    put_u64(&mut *page, role::MAGIC, observer_page::MAGIC_VALUE);
+    put_u32(&mut *page, role::VERSION, FORMAT_VERSION);
+    put_u64(&mut *page, role::SOURCE_ID, source.0);
+    put_u64(&mut *page, role::EPOCH, epoch.0);
+    put_name(&mut *page, role::NAME, name);
+    put_checksum(&mut *page, role::MAGIC, role::CHECKSUM);
+    page
+}
+
+/// Whose page it is, if it is an observer's of that ring.
+pub fn decode_observer(page: &[u8; PAGE_BYTES], source: SourceId, epoch: Epoch) -> Option<Name> {
+    let name = get_name(page, role::NAME)?;
+    let expected = encode_observer(source, epoch, &name);
+    let fixed = role::MAGIC..role::BODY;
+    (page[fixed.clone()] == expected[fixed]).then_some(name)
 }
 
 /// Checks that a page is that of the role, of this very ring.

@@ -46,6 +46,8 @@ mod claim;
 #[cfg(not(loom))]
 mod consumer;
 #[cfg(not(loom))]
+mod counters;
+#[cfg(not(loom))]
 mod create;
 mod cursor;
 mod error;
@@ -57,8 +59,9 @@ mod hold;
 mod info;
 #[cfg(not(loom))]
 pub mod inspect;
-/// The files of a ring, byte for byte.
+/// The files of a ring, and the page of an observer, byte for byte.
 #[doc = include_str!("../../../docs/formats/ring.md")]
+#[doc = include_str!("../../../docs/formats/observer.md")]
 pub mod format {}
 mod layout;
 mod membership;
@@ -93,6 +96,7 @@ pub use viewer::{Join, Losses, Observed, Resume};
 pub use {
     claim::Claim,
     consumer::Consumer,
+    counters::{COUNTERS_DIR, ObserverStat},
     create::RingOptions,
     error::{AttachError, CreateError, RemoveError},
     eviction::{Evicted, evict},
@@ -101,5 +105,5 @@ pub use {
     pages::{Grant, HugePages, MemoryReport, MemoryWishes},
     producer::{AttachOptions, Producer},
     progress::ConsumerProgress,
-    removal::remove,
+    removal::{Discarded, discard, remove},
 };

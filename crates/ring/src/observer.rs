@@ -2,10 +2,11 @@
 
 use std::{path::Path, time::Duration};
 
-use teeline_core::Sequence;
+use teeline_core::{Name, Sequence};
 use teeline_sync::idle::Waitable;
 
 use crate::{
+    counters::{COUNTERS_DIR, CounterPage},
     error::{AttachError, PollError},
     info::RingInfo,
     memory::Mapped,
@@ -58,6 +59,8 @@ pub struct Observer {
     viewer: Viewer<Mapped>,
     ring: RingInfo,
     memory: MemoryReport,
+    /// Where others see how it gets on, if they are to.
+    counters: Option<CounterPage>,
 }
 
 impl Observer {
@@ -82,6 +85,7 @@ impl Observer {
                 viewer,
                 ring: RingInfo::new(descriptor),
                 memory,
+                counters: None,
             })
         })
     }
@@ -103,9 +107,42 @@ impl Observer {
     pub fn poll(
         &mut self,
         limit: usize,
-        handler: impl FnMut(Observed<'_>),
+        mut handler: impl FnMut(Observed<'_>),
     ) -> Result<usize, PollError> {
-        Ok(self.viewer.poll(limit, handler)?)
+        let Some(page) = &mut self.counters else {
+            return Ok(self.viewer.poll(limit, handler)?);
+        };
+        let count = self.viewer.poll(limit, |observed| {
+            handler(observed);
+            page.count(&observed);
+        })?;
+        if count > 0 {
+            page.show(self.viewer.next_sequence(), self.viewer.losses());
+        }
+        Ok(count)
+    }
+
+    /// Lets other processes see from now on how this observer gets on and what it has lost, under `name`: in a page of its
+    /// own in shared memory ([`COUNTERS_DIR`]), since it may write nothing of the ring. `teeline ring stat` shows it. Costs
+    /// some stores per poll that found something.
+    ///
+    /// # Errors
+    /// When the page cannot be made. The observer goes on all the same.
+    pub fn report(&mut self, name: &Name) -> teeline_os::Result<()> {
+        self.report_in(COUNTERS_DIR, name)
+    }
+
+    /// As [`report`](Self::report), with the page in another directory: whoever looks has to know which.
+    ///
+    /// # Errors
+    /// As [`report`](Self::report).
+    pub fn report_in(&mut self, dir: impl AsRef<Path>, name: &Name) -> teeline_os::Result<()> {
+        self.counters = None;
+        let first = self.viewer.accounts_from();
+        let mut page = CounterPage::create(dir.as_ref(), &self.ring, name, first)?;
+        page.show(self.viewer.next_sequence(), self.viewer.losses());
+        self.counters = Some(page);
+        Ok(())
     }
 
     /// Naps until there is something to read, at most `limit`. Returns whether there is; without also when a signal comes.

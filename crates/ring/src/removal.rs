@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use teeline_core::{Name, limits::RELIABLE_CONSUMERS_MAX, time::Clock};
+use teeline_core::{Name, Sequence, limits::RELIABLE_CONSUMERS_MAX, time::Clock};
 use teeline_os::{
     Context, SystemClock,
     lock::{LockError, OfdLock, owner_note},
@@ -15,9 +15,10 @@ use teeline_os::{
 use teeline_sync::atomic::Ordering;
 
 use crate::{
+    counters::{COUNTERS_DIR, sweep_ring},
     error::{AttachError, RemoveError, Role},
     layout::{self, Descriptor, life_page},
-    membership::Standing,
+    membership::{Lost, Standing},
     memory::Memory,
     ownership::{Marks, walk},
     region::{ChangesError, Region},
@@ -30,8 +31,45 @@ use crate::{
 /// # Errors
 /// When there is no ring, or it may not go without force, or there is something in the directory that is no ring's.
 pub fn remove(dir: impl AsRef<Path>, force: bool) -> Result<(), RemoveError> {
-    let dir = dir.as_ref();
+    let how = if force { How::Force } else { How::Strict };
+    remove_as(dir.as_ref(), how).map(|_| ())
+}
+
+/// As [`remove`] without force, also when consumers have not released everything: what that was is returned, and lost.
+///
+/// # Errors
+/// As [`remove`] without force, but for what is not drained.
+pub fn discard(dir: impl AsRef<Path>) -> Result<Vec<Discarded>, RemoveError> {
+    remove_as(dir.as_ref(), How::Discard)
+}
+
+/// What a consumer had not released when its ring was removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Discarded {
+    /// The consumer.
+    pub consumer: Name,
+    /// In bytes.
+    pub lag: u64,
+    /// The messages.
+    pub lost: Lost,
+}
+
+/// What a removal minds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// Live owners, and what is not released.
+    Strict,
+    /// Live owners.
+    Discard,
+    /// Nothing.
+    Force,
+}
+
+fn remove_as(dir: &Path, how: How) -> Result<Vec<Discarded>, RemoveError> {
+    let force = how == How::Force;
     check_nothing_foreign(dir)?;
+    let mut discarded = Vec::new();
+    let mut gone = None;
     let _removing = loop {
         let region = match Region::open(dir) {
             Ok(region) => region,
@@ -43,7 +81,9 @@ pub fn remove(dir: impl AsRef<Path>, force: bool) -> Result<(), RemoveError> {
         // Another remover may have been faster, and another ring may stand there now.
         if region.is_in_place() {
             let removing = removing?;
-            retire(&region, force)?;
+            discarded = retire(&region, how)?;
+            let descriptor = region.descriptor();
+            gone = Some((descriptor.source.clone(), descriptor.epoch));
             break removing;
         }
     };
@@ -55,7 +95,10 @@ pub fn remove(dir: impl AsRef<Path>, force: bool) -> Result<(), RemoveError> {
         removed => removed.context("remove", &aside)?,
     }
     sweep_removed(dir);
-    Ok(())
+    if let Some((source, epoch)) = gone {
+        sweep_ring(Path::new(COUNTERS_DIR), &source, epoch);
+    }
+    Ok(discarded)
 }
 
 /// Lets one remover at a time at a ring: who holds this and finds the ring in place is the only one who takes its name
@@ -75,7 +118,8 @@ fn lock_removal(region: &Region, force: bool) -> Result<Option<OfdLock>, RemoveE
 
 /// Marks a ring retired, after checking that it may go. The locks are held until the mark is set, so that nobody comes in
 /// between.
-fn retire(region: &Region, force: bool) -> Result<(), RemoveError> {
+fn retire(region: &Region, how: How) -> Result<Vec<Discarded>, RemoveError> {
+    let force = how == How::Force;
     let unreadable = |error| {
         if force {
             Ok(None)
@@ -120,8 +164,24 @@ fn retire(region: &Region, force: bool) -> Result<(), RemoveError> {
         };
         take(region.slot_file(slot, true), &file_name, role)?;
     }
-    if !force {
-        check_drained(region)?;
+    let discarded = match unreleased(region) {
+        Err(_) if force => Vec::new(),
+        unreleased => unreleased?,
+    };
+    if how == How::Strict
+        && let Some(Discarded {
+            consumer,
+            lag,
+            lost,
+        }) = discarded.first()
+    {
+        return Err(RemoveError::Undrained {
+            dir: region.dir().to_owned(),
+            consumer: consumer.to_string(),
+            lag: *lag,
+            first: lost.first.0,
+            last: lost.last.0,
+        });
     }
     match region.control(true) {
         // SYNC retire: no partner needed; whoever is attached looks at it when it next does anything.
@@ -130,13 +190,13 @@ fn retire(region: &Region, force: bool) -> Result<(), RemoveError> {
             life_page::RETIRED_YES,
             Ordering::Release,
         ),
-        Err(error) => return unreadable(error).map(|_: Option<()>| ()),
+        Err(error) => drop(unreadable(error).map(|_: Option<()>| ())?),
     }
-    Ok(())
+    Ok(discarded)
 }
 
-/// Whether all consumers have released everything.
-fn check_drained(region: &Region) -> Result<(), RemoveError> {
+/// What consumers that are counted have not released.
+fn unreleased(region: &Region) -> Result<Vec<Discarded>, RemoveError> {
     let unreadable = |damage| RemoveError::Unreadable(region.damaged(damage));
     let Descriptor {
         geometry,
@@ -148,6 +208,7 @@ fn check_drained(region: &Region) -> Result<(), RemoveError> {
     let marks = Marks::read(&geometry, &control, &data, first_sequence.0).map_err(unreadable)?;
     let newest = marks.newest().map_err(unreadable)?;
     let end = walk(&geometry, &data, newest, marks.announced, |_| {}).map_err(unreadable)?;
+    let mut found = Vec::new();
     for slot in region.slots() {
         let page = region.slot_page(slot).map_err(RemoveError::Unreadable)?;
         let member = region.member(slot, &page);
@@ -156,16 +217,17 @@ fn check_drained(region: &Region) -> Result<(), RemoveError> {
         };
         let released = crate::reader::stored(&page);
         if released.position < end.position {
-            return Err(RemoveError::Undrained {
-                dir: region.dir().to_owned(),
-                consumer: name.to_string(),
+            found.push(Discarded {
+                consumer: name,
                 lag: end.position - released.position,
-                first: released.sequence.wrapping_add(1),
-                last: end.next - 1,
+                lost: Lost {
+                    first: Sequence(released.sequence.wrapping_add(1)),
+                    last: Sequence(end.next - 1),
+                },
             });
         }
     }
-    Ok(())
+    Ok(found)
 }
 
 /// A directory with anything in it that is no file of a ring is none that is removed.

@@ -374,6 +374,16 @@ impl<M: Memory> Viewer<M> {
         }
     }
 
+    /// The sequence from which on it accounts for every one; [`Sequence::NONE`] while it has no place.
+    pub fn accounts_from(&self) -> Sequence {
+        Sequence(match self.state {
+            State::At(cursor) => cursor.next,
+            State::Lapped(next) => next,
+            State::Joining(Join::Sequence(wanted)) => wanted.0.max(self.first_sequence),
+            State::Joining(Join::Newest | Join::Oldest) => Sequence::NONE.0,
+        })
+    }
+
     /// What was lost so far.
     pub fn losses(&self) -> Losses {
         self.losses

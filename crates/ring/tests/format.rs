@@ -16,7 +16,9 @@ use teeline_os::state::StateDir;
 use teeline_ring::{
     Alignment, AttachError, AttachOptions, Consumer, Frame, Join, MessageType, ObserveOptions,
     Observer, Producer, Resume, RingOptions, inspect,
-    testing::layout::{self, consumer_page, descriptor, life_page, producer_page, role},
+    testing::layout::{
+        self, consumer_page, descriptor, life_page, observer_page, producer_page, role,
+    },
 };
 
 const KIND: MessageType = MessageType(0x0102);
@@ -83,8 +85,12 @@ fn ring_with_frames(base: &Path) -> PathBuf {
 
 /// All files, without the owners' notes, as text: 16 bytes a line, those that are zero left out.
 fn hex(dir: &Path) -> String {
+    hex_of(dir, &FILES)
+}
+
+fn hex_of(dir: &Path, files: &[&str]) -> String {
     let mut text = String::new();
-    for file in FILES {
+    for &file in files {
         // A broadcast ring has no consumer's file.
         let Ok(mut bytes) = fs::read(dir.join(file)) else {
             continue;
@@ -127,12 +133,12 @@ fn from_hex(text: &str, dir: &Path) {
     }
 }
 
-fn golden(name: &str, dir: &Path) -> String {
+fn golden(name: &str, found: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/golden")
         .join(name);
     if std::env::var_os("TEELINE_BLESS").is_some() {
-        fs::write(&path, hex(dir)).unwrap();
+        fs::write(&path, found).unwrap();
     }
     fs::read_to_string(path).unwrap()
 }
@@ -159,14 +165,16 @@ fn frames(dir: &Path) -> Vec<String> {
 fn a_fresh_ring_is_the_golden_one_byte_for_byte() {
     let base = tempfile::tempdir().unwrap();
     let dir = new_ring(base.path(), false);
-    assert_eq!(hex(&dir), golden("ring.v1.fresh.hex", &dir));
+    let found = hex(&dir);
+    assert_eq!(found, golden("ring.v1.fresh.hex", &found));
 }
 
 #[test]
 fn a_ring_with_frames_is_the_golden_one_byte_for_byte() {
     let base = tempfile::tempdir().unwrap();
     let dir = ring_with_frames(base.path());
-    assert_eq!(hex(&dir), golden("ring.v1.frames.hex", &dir));
+    let found = hex(&dir);
+    assert_eq!(found, golden("ring.v1.frames.hex", &found));
 }
 
 #[test]
@@ -184,8 +192,9 @@ fn a_broadcast_ring_is_the_golden_one_byte_for_byte() {
         producer.publish(KIND, b"quote").unwrap();
     }
     drop(producer);
-    let golden = golden("ring.v1.broadcast.hex", &dir);
-    assert_eq!(hex(&dir), golden);
+    let found = hex(&dir);
+    let golden = golden("ring.v1.broadcast.hex", &found);
+    assert_eq!(found, golden);
     let again = base.path().join("again");
     from_hex(&golden, &again);
     assert_eq!(
@@ -290,6 +299,65 @@ fn the_document_says_what_the_code_does() {
         (layout::frame::TIMESTAMP, 8, "timestamp"),
     ];
     for (from, len, field) in rows {
+        let row = format!("| {from}..{} | {field} |", from + len);
+        assert!(document.contains(&row), "the document has no row {row:?}");
+    }
+}
+
+/// The page of an observer that was lapped once.
+#[test]
+fn an_observers_page_is_the_golden_one_and_its_document_says_what_it_is() {
+    let base = tempfile::tempdir().unwrap();
+    let state = StateDir::open(base.path().join("state")).unwrap();
+    let dir = base.path().join("ring");
+    RingOptions::new("quotes".parse().unwrap())
+        .capacity(256)
+        .create(&dir, &state, &Standing)
+        .unwrap();
+    let mut producer = Producer::attach(&dir, &now()).unwrap();
+    producer.from_scratch();
+    let (join, resume) = (Join::Sequence(Sequence(1)), Resume::Oldest);
+    let mut observer = Observer::attach(&dir, &ObserveOptions { join, resume }).unwrap();
+    let pages = base.path().join("pages");
+    fs::create_dir(&pages).unwrap();
+    observer
+        .report_in(&pages, &"desk".parse().unwrap())
+        .unwrap();
+    for _ in 0..9 {
+        producer.publish(KIND, b"quote").unwrap();
+    }
+    while observer.poll(1, |_| ()).unwrap() > 0 {}
+    let page = fs::read_dir(&pages)
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    let name = page.file_name().unwrap().to_str().unwrap();
+    assert!(
+        name.starts_with("teeline-observer.quotes.1764000000000000."),
+        "{name}"
+    );
+    fs::rename(&page, pages.join("observer")).unwrap();
+    let found = hex_of(&pages, &["observer"]);
+    assert_eq!(found, golden("observer.v1.hex", &found));
+
+    let document = include_str!("../../../docs/formats/observer.md");
+    for (from, len, field) in [
+        (observer_page::VERSION, 8, "changes"),
+        (observer_page::FIRST, 8, "first"),
+        (observer_page::NEXT, 8, "next"),
+        (observer_page::FRAMES, 8, "frames"),
+        (observer_page::LOSS_EVENTS, 8, "loss events"),
+        (observer_page::LOST_MESSAGES, 8, "lost messages"),
+        (observer_page::LOST_FIRST, 8, "lost first"),
+        (observer_page::LOST_LAST, 8, "lost last"),
+        (role::MAGIC, 8, "magic"),
+        (role::SOURCE_ID, 8, "source id"),
+        (role::EPOCH, 8, "epoch"),
+        (role::NAME, 64, "name"),
+        (role::CHECKSUM, 4, "checksum"),
+    ] {
         let row = format!("| {from}..{} | {field} |", from + len);
         assert!(document.contains(&row), "the document has no row {row:?}");
     }

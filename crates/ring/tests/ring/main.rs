@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod counters;
 mod membership;
 mod memory;
 mod observers;
