@@ -139,6 +139,10 @@ impl Storage for DiskStorage {
         fs::rename(from, to).map_err(fail("rename to", to))
     }
 
+    fn rename_over(&self, from: &Path, to: &Path) -> Result<()> {
+        fs::rename(from, to).map_err(fail("rename over", to))
+    }
+
     fn remove(&self, path: &Path) -> Result<()> {
         let metadata = fs::symlink_metadata(path).map_err(fail("remove", path))?;
         if metadata.is_dir() {

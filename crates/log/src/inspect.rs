@@ -325,7 +325,10 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
     fn index(&mut self, dir: &Path, base: Offset, segment_bytes: u32) -> Result<(), ReadError> {
         let mut reader = SegmentReader::open(self.storage, dir, base)?;
         let len = reader.length()?;
-        if len != u64::from(segment_bytes) {
+        let rewritten = reader
+            .batch(0)?
+            .is_ok_and(|(header, _)| header.is_rewritten());
+        if len != u64::from(segment_bytes) && !rewritten {
             let text = format!("{len} bytes long instead of {segment_bytes}");
             self.found(Severity::Note, reader.path(), &text);
         }

@@ -63,13 +63,13 @@ pub use format::{
     record::{Control, Header, Headers},
 };
 pub use inspect::{Finding, Severity, VerifyReport, verify};
-pub use partition::Retained;
+pub use partition::{Compacted, Retained};
 pub use partitioner::partition_for_key;
 pub use reader::{Overtaken, ReadError, Reader, Record};
 pub use recovery::RecoveryReport;
 pub use storage::Access;
 pub use topic::{Compaction, Growth, Retention, Topic, TopicConfig};
-pub use upkeep::{Passed, UpkeepError};
+pub use upkeep::{Passed, Upkeep, UpkeepError};
 pub use writer::{
     EpochEnded, LastStored, ResumeError, ResumePoint, Succession, Writer, WriterError,
 };

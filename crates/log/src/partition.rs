@@ -7,6 +7,7 @@
 mod active;
 mod append;
 mod appender;
+mod compact;
 mod durability;
 mod reload;
 mod retain;
@@ -21,6 +22,8 @@ use std::{
 use teeline_core::{Epoch, Offset, Partition as Number, SourceId};
 
 use self::appender::{Appender, Wishes};
+pub(crate) use self::compact::CompactRule;
+pub use self::compact::Compacted;
 pub use self::retain::Retained;
 pub(crate) use self::retain::Rule;
 use crate::{

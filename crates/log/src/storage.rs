@@ -146,6 +146,13 @@ pub trait Storage: Clock + fmt::Debug {
     /// When the operation fails.
     fn rename(&self, from: &Path, to: &Path) -> Result<()>;
 
+    /// Renames a file over another one of its directory: whoever opens the name finds one of the two, also after a
+    /// crash. Who has the other one open keeps it.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn rename_over(&self, from: &Path, to: &Path) -> Result<()>;
+
     /// Removes a file, or a directory with all that is in it.
     ///
     /// # Errors

@@ -329,6 +329,14 @@ impl Topic {
         self.to_append(partition)?.retain(rule)
     }
 
+    pub(crate) fn compact_by(
+        &self,
+        partition: Number,
+        rule: &partition::CompactRule,
+    ) -> Result<partition::Compacted, AppendError> {
+        self.to_append(partition)?.compact(rule)
+    }
+
     /// The last durable record of a source in the partition, as [`Log::last`](crate::Log::last).
     ///
     /// # Errors

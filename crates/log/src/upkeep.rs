@@ -1,13 +1,23 @@
 //! What is done to a log from time to time: retention and compaction. No server runs here, so somebody has to call it.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::mpsc::{self, RecvTimeoutError, Sender},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
 
 use teeline_core::{Name, Offset, Partition};
 
 use crate::{
-    AppendError, Log, Retained, Retention, Topic, TopicError, partition::Rule,
+    AppendError, Compacted, Compaction, Log, Retained, Retention, Topic, TopicError,
+    partition::{CompactRule, Rule},
     sqlite::DatabaseError,
 };
+
+/// Background compaction waits until segments that were never compacted make up so many percent of the sealed bytes.
+const LEAST_DIRTY_PERCENT: u64 = 50;
 
 /// Why a topic was not looked after.
 #[derive(Debug, thiserror::Error)]
@@ -86,5 +96,116 @@ impl Topic {
             dry_run,
         };
         self.retain_by(partition, &rule)
+    }
+
+    /// Rewrites the sealed segments of a partition with the latest record of each key: records without a key and control
+    /// records stay, tombstones as long as `compaction` says. Others append and read meanwhile. With `least_dirty_percent`
+    /// nothing is done unless segments that were never compacted make up so much of the sealed bytes; with `dry_run`
+    /// nothing is changed.
+    ///
+    /// # Errors
+    /// As an append; [`AppendError::Busy`] while somebody else compacts the partition.
+    pub fn compact(
+        &self,
+        partition: Partition,
+        compaction: &Compaction,
+        passed: &Passed,
+        least_dirty_percent: u64,
+        dry_run: bool,
+    ) -> Result<Compacted, AppendError> {
+        let rule = CompactRule {
+            tombstones_passed: passed.slowest(&compaction.tombstones_until, partition),
+            least_dirty_percent,
+            dry_run,
+        };
+        self.compact_by(partition, &rule)
+    }
+}
+
+impl Log {
+    /// Does once for every topic what its file asks for: retention, sealing by age, compaction. What fails in one
+    /// partition does not keep it from the others; the first error is returned.
+    ///
+    /// # Errors
+    /// When something failed.
+    pub fn look_after(&self) -> Result<(), UpkeepError> {
+        let mut first = Ok(());
+        for topic in self.topics()? {
+            let config = topic.config();
+            let retains = !config.retention.keeps_all() || config.roll_age.is_some();
+            if !retains && config.compaction.is_none() {
+                continue;
+            }
+            let passed = self.passed(topic.name())?;
+            for partition in topic.partitions() {
+                let mut done = Ok(());
+                if retains {
+                    done = topic
+                        .retain(partition, &config.retention, &passed, false)
+                        .map(drop);
+                }
+                if let Some(compaction) = &config.compaction
+                    && done.is_ok()
+                {
+                    done = topic
+                        .compact(partition, compaction, &passed, LEAST_DIRTY_PERCENT, false)
+                        .map(drop);
+                }
+                if first.is_ok() {
+                    first = done.map_err(UpkeepError::from);
+                }
+            }
+        }
+        first
+    }
+
+    /// Looks after the log from a thread of its own, now and every `interval`, until the handle is dropped. One process
+    /// of a host is enough; several do not disturb one another. Errors are handed to `report`.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn upkeep(
+        &self,
+        interval: Duration,
+        mut report: impl FnMut(UpkeepError) + Send + 'static,
+    ) -> io::Result<Upkeep> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let log = self.clone();
+        let thread = thread::Builder::new()
+            .name("teeline-log-upkeep".to_owned())
+            .spawn(move || {
+                loop {
+                    match log.look_after() {
+                        // Somebody else does it.
+                        Ok(()) | Err(UpkeepError::Append(AppendError::Busy { .. })) => {}
+                        Err(error) => report(error),
+                    }
+                    match stopped.recv_timeout(interval) {
+                        Err(RecvTimeoutError::Timeout) => {}
+                        _ => return,
+                    }
+                }
+            })?;
+        Ok(Upkeep {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+/// A thread that looks after a log; see [`Log::upkeep`]. Dropping it waits for what is being done.
+#[derive(Debug)]
+pub struct Upkeep {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Upkeep {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported when it happened.
+            drop(thread.join());
+        }
     }
 }

@@ -152,6 +152,18 @@ impl Storage for FakeStorage {
         world.change_dir("rename", dir, DirChange::Rename { from, to })
     }
 
+    fn rename_over(&self, from: &Path, to: &Path) -> Result<()> {
+        self.shared.announce(&Step::new(Operation::Rename, to));
+        let mut world = self.world();
+        if let Some(error) = world.step(self.pid, Operation::Rename, to)? {
+            return Err(error);
+        }
+        world.find("rename", from)?;
+        let (dir, from) = split(from);
+        let (_, to) = split(to);
+        world.change_dir("rename over", dir, DirChange::Rename { from, to })
+    }
+
     fn remove(&self, path: &Path) -> Result<()> {
         self.shared.announce(&Step::new(Operation::Remove, path));
         let mut world = self.world();

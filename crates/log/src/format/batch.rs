@@ -281,10 +281,6 @@ impl Builder {
     }
 
     /// Appends a whole record from another batch, with its offset relative to the new base.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for compaction, which comes next")
-    )]
     pub(crate) fn push_encoded(&mut self, encoded: &[u8], append_time_ns: u64, offset_delta: u32) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(encoded);
@@ -323,10 +319,6 @@ impl Builder {
 
     /// As [`Builder::finish`], for a batch that covers `span` offsets in place of others: [`Place::previous`] is then
     /// what the batch behind it names.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for compaction, which comes next")
-    )]
     pub(crate) fn finish_rewritten(&mut self, place: &Place, span: u32) -> (&[u8], Header) {
         self.seal(place, REWRITTEN, span)
     }

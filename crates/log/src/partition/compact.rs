@@ -1,0 +1,398 @@
+//! Compaction: sealed segments rewritten with the latest record of each key, one by one, while others append and read.
+//!
+//! A segment is written aside, synced, and renamed over the old one: a crash finds one of the two. Before the first, both
+//! snapshots are taken behind everything that will be rewritten, so that no recovery begins in there, and what
+//! duplicates are told by does not depend on records that are gone.
+
+use std::{collections::HashMap, path::Path, sync::Arc};
+
+use teeline_core::{Offset, Partition as Number};
+
+use super::{Partition, appender::Appender};
+use crate::{
+    AppendError, Damage,
+    format::{
+        batch::{self, Builder, Place},
+        index::{self, Entry},
+        record::Encoded,
+        state::State,
+    },
+    recovery,
+    segment::{self, SegmentReader},
+    storage::StorageError,
+};
+
+/// Keys that one pass remembers, at 24 bytes each: with more, there are several passes.
+const KEYS_MAX: usize = 1 << 21;
+
+/// Bytes of a rewritten batch, unless one of the batches in whose place it stands kept more.
+const REWRITTEN_BYTES: usize = 256 << 10;
+
+/// What compaction did to a partition, or would do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Compacted {
+    /// The partition.
+    pub partition: Number,
+    /// Segments rewritten.
+    pub segments: u64,
+    /// Records in them before.
+    pub records: u64,
+    /// Records dropped, since their key has a later one.
+    pub superseded: u64,
+    /// Tombstones dropped, since everybody who needs them has passed.
+    pub tombstones: u64,
+    /// Bytes of the segments before.
+    pub bytes_before: u64,
+    /// Bytes of the segments now.
+    pub bytes_after: u64,
+}
+
+/// By what compaction goes in one run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CompactRule {
+    /// Tombstones below may go.
+    pub(crate) tombstones_passed: Option<Offset>,
+    /// Nothing is done unless segments that were never compacted make up so many percent of the sealed bytes.
+    pub(crate) least_dirty_percent: u64,
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Segment {
+    base: Offset,
+    end: Offset,
+    bytes: u64,
+    dirty: bool,
+}
+
+/// The offset of the latest record of each key, by the key's XXH3-128.
+type Latest = HashMap<u128, Offset>;
+
+impl Partition {
+    /// Compacts what is sealed.
+    pub(crate) fn compact(&self, rule: &CompactRule) -> Result<Compacted, AppendError> {
+        let mut done = Compacted {
+            partition: self.number(),
+            segments: 0,
+            records: 0,
+            superseded: 0,
+            tombstones: 0,
+            bytes_before: 0,
+            bytes_after: 0,
+        };
+        let lock = self.storage().lock_file(&self.dir().join("compact.lock"))?;
+        if !lock.try_acquire()? {
+            return Err(AppendError::Busy {
+                path: self.dir().to_owned(),
+                holder: None,
+            });
+        }
+        let limit = self.with_appender(|appender| {
+            appender.locked(|appender| {
+                if !rule.dry_run {
+                    appender.prepare_compaction()?;
+                }
+                Ok(appender.end.segment)
+            })
+        })?;
+        if !rule.dry_run {
+            self.remove_half_made()?;
+        }
+        let segments = self.sealed(limit)?;
+        let sum = |dirty: bool| -> u64 {
+            let some = segments.iter().filter(|segment| segment.dirty || !dirty);
+            some.map(|segment| segment.bytes).sum()
+        };
+        let (dirty_bytes, all_bytes) = (sum(true), sum(false));
+        let (dirty, least) = (dirty_bytes * 100, all_bytes * rule.least_dirty_percent);
+        if dirty < least || dirty == 0 && rule.least_dirty_percent > 0 {
+            return Ok(done);
+        }
+        let dirty = segments.iter().position(|segment| segment.dirty);
+        // Where all is clean, tombstones may have been passed since.
+        let mut from = dirty.or((!segments.is_empty()).then_some(0));
+        while let Some(first) = from {
+            let mut latest = Latest::new();
+            let mut upto = first;
+            while let Some(segment) = segments.get(upto)
+                && (upto == first || latest.len() < KEYS_MAX)
+            {
+                self.note_latest(segment, &mut latest)?;
+                upto += 1;
+            }
+            // Oldest first: a tombstone goes only when nothing older of its key is left to come back.
+            for segment in segments.iter().take(upto) {
+                self.rewrite(segment, &latest, rule, &mut done)?;
+            }
+            from = (upto < segments.len()).then_some(upto);
+        }
+        Ok(done)
+    }
+
+    /// Removes what a compaction left half-made that died.
+    fn remove_half_made(&self) -> Result<(), StorageError> {
+        for name in self.storage().list(self.dir())? {
+            if name.starts_with('.') && name.ends_with(".log.new") {
+                self.storage().remove(&self.dir().join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The kept segments in front of the one that begins at `limit`.
+    fn sealed(&self, limit: Offset) -> Result<Vec<Segment>, AppendError> {
+        let storage = self.storage();
+        let state = recovery::read_state(storage, self.dir())?;
+        let start = state.map_or(Offset(0), |state| state.log_start);
+        let mut bases = segment::list(storage, self.dir())?;
+        bases.retain(|base| (start..=limit).contains(base));
+        let ends = bases.iter().skip(1);
+        let segments = bases.iter().zip(ends).map(|(base, end)| {
+            let mut reader = SegmentReader::open(storage, self.dir(), *base)?;
+            let dirty = reader
+                .batch(0)?
+                .is_ok_and(|(header, _)| !header.is_rewritten());
+            Ok(Segment {
+                base: *base,
+                end: *end,
+                bytes: reader.length()?,
+                dirty,
+            })
+        });
+        segments.collect()
+    }
+
+    /// Hands every batch of a sealed segment to `f`, with its header.
+    fn each_batch(
+        &self,
+        segment: &Segment,
+        mut f: impl FnMut(&batch::Header, &[u8]) -> Result<(), AppendError>,
+    ) -> Result<(), AppendError> {
+        let mut reader = SegmentReader::open(self.storage(), self.dir(), segment.base)?;
+        let (mut pos, mut next) = (0, segment.base);
+        while next < segment.end {
+            match reader.batch(pos)? {
+                Ok((header, bytes)) => {
+                    f(&header, bytes)?;
+                    pos += u64::from(header.length);
+                    next = header.end();
+                }
+                Err(flaw) => {
+                    return Err(AppendError::Damaged(Box::new(Damage {
+                        path: reader.path().to_owned(),
+                        bytes: pos..segment.bytes.max(pos),
+                        offsets: next..segment.end,
+                        flaw,
+                    })));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn note_latest(&self, segment: &Segment, latest: &mut Latest) -> Result<(), AppendError> {
+        self.each_batch(segment, |header, bytes| {
+            for (record, _) in records(bytes) {
+                if let Some(key) = record.key.filter(|_| record.control.is_none()) {
+                    let offset = Offset(header.base.0 + u64::from(record.offset_delta));
+                    latest.insert(xxhash_rust::xxh3::xxh3_128(key), offset);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Rewrites one segment, unless everything in it stays.
+    fn rewrite(
+        &self,
+        segment: &Segment,
+        latest: &Latest,
+        rule: &CompactRule,
+        done: &mut Compacted,
+    ) -> Result<(), AppendError> {
+        let mut copy = Copy::new(segment.base);
+        let (mut superseded, mut tombstones, mut records_before) = (0, 0, 0);
+        self.each_batch(segment, |header, bytes| {
+            copy.begin(header);
+            for (record, encoded) in records(bytes) {
+                records_before += 1;
+                let offset = Offset(header.base.0 + u64::from(record.offset_delta));
+                let key = record.key.filter(|_| record.control.is_none());
+                let later = key.and_then(|key| latest.get(&xxhash_rust::xxh3::xxh3_128(key)));
+                let passed = rule.tombstones_passed.is_some_and(|passed| offset < passed);
+                if later.is_some_and(|later| *later > offset) {
+                    superseded += 1;
+                } else if record.tombstone && key.is_some() && passed {
+                    tombstones += 1;
+                } else {
+                    copy.push(&record, encoded, offset);
+                }
+            }
+            copy.end(header);
+            Ok(())
+        })?;
+        if superseded + tombstones == 0 && !segment.dirty {
+            return Ok(());
+        }
+        copy.flush();
+        done.segments += 1;
+        done.records += records_before;
+        done.superseded += superseded;
+        done.tombstones += tombstones;
+        done.bytes_before += segment.bytes;
+        done.bytes_after += copy.bytes.len() as u64;
+        if rule.dry_run {
+            return Ok(());
+        }
+        let aside = self.dir().join(format!(".{:020}.log.new", segment.base.0));
+        let file = self.storage().create(&aside, 0)?;
+        // What fails here fails beside the log: the old segment stands.
+        file.write_at(0, &copy.bytes)?;
+        file.sync()?;
+        drop(file);
+        self.with_appender(|appender| {
+            appender.locked(|appender| appender.put_in_place(segment.base, &aside, &copy.index))
+        })
+    }
+}
+
+impl Appender {
+    /// Takes the snapshots and the recovery point behind everything that is sealed. From there on, nothing that is
+    /// rewritten is ever scanned for what duplicates are told by.
+    fn prepare_compaction(&mut self) -> Result<(), AppendError> {
+        self.in_turn(|appender| {
+            appender.settle()?;
+            appender.refresh_snapshots(appender.end.segment)?;
+            if appender.state.recovery.segment < appender.end.segment {
+                appender.write_state(State {
+                    durable: appender.durable,
+                    recovery: appender.end,
+                    ..appender.state
+                })?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Puts a rewritten segment in the place of the old one, unless retention has taken that meanwhile.
+    fn put_in_place(
+        &mut self,
+        base: Offset,
+        aside: &Path,
+        index: &[u8],
+    ) -> Result<(), AppendError> {
+        let storage = Arc::clone(&self.env.storage);
+        if self.state.log_start > base {
+            return Ok(storage.remove(aside)?);
+        }
+        storage.rename_over(aside, &segment::log_path(&self.dir, base))?;
+        storage
+            .sync_dir(&self.dir)
+            .map_err(|error| self.stop(error))?;
+        match storage.remove(&segment::keys_path(&self.dir, base)) {
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            _ => {}
+        }
+        // The old one points to nothing now, and whoever finds that scans.
+        match storage.replace(&segment::index_path(&self.dir, base), index) {
+            Err(error) if error.is_no_space() => Ok(()),
+            Err(error) => Err(self.stop(error)),
+            Ok(()) => Ok(()),
+        }
+    }
+}
+
+/// The records of a verified batch, each with its bytes.
+fn records(batch: &[u8]) -> impl Iterator<Item = (Encoded<'_>, &[u8])> {
+    let mut rest = batch.get(batch::HEADER_BYTES..).unwrap_or_default();
+    std::iter::from_fn(move || {
+        let (record, bytes) = Encoded::decode_verified(rest)?;
+        let (encoded, behind) = rest.split_at_checked(bytes)?;
+        rest = behind;
+        Some((record, encoded))
+    })
+}
+
+/// A segment as it is rewritten: a rewritten batch stands in the place of whole ones.
+#[derive(Debug)]
+struct Copy {
+    bytes: Vec<u8>,
+    /// The entries of its index.
+    index: Vec<u8>,
+    indexed_pos: Option<u32>,
+    time_max_ns: u64,
+    builder: Builder,
+    /// Where the batch that is being built begins, and how far it reaches.
+    base: Offset,
+    reaches: Offset,
+    place: Option<Place>,
+}
+
+impl Copy {
+    fn new(base: Offset) -> Self {
+        let mut builder = Builder::default();
+        builder.clear();
+        Self {
+            bytes: Vec::new(),
+            index: Vec::new(),
+            indexed_pos: None,
+            time_max_ns: 0,
+            builder,
+            base,
+            reaches: base,
+            place: None,
+        }
+    }
+
+    /// A batch comes whose records may go into the one that is being built.
+    fn begin(&mut self, header: &batch::Header) {
+        let full = self.builder.length() + header.length as usize > REWRITTEN_BYTES;
+        let wide = u32::try_from(header.end().0 - self.base.0).is_err();
+        if full || wide {
+            self.flush();
+        }
+    }
+
+    fn push(&mut self, record: &Encoded<'_>, encoded: &[u8], offset: Offset) {
+        let delta = u32::try_from(offset.0 - self.base.0).expect("`begin` bounds what is covered");
+        self.builder
+            .push_encoded(encoded, record.append_time_ns, delta);
+    }
+
+    fn end(&mut self, header: &batch::Header) {
+        self.reaches = header.end();
+        self.time_max_ns = self.time_max_ns.max(header.time_max_ns);
+        let first = self.place.map_or(header.durable, |place| place.durable);
+        self.place = Some(Place {
+            base: self.base,
+            term: header.term,
+            durable: first,
+            previous: header.chain(),
+        });
+    }
+
+    /// Completes the batch that is being built.
+    fn flush(&mut self) {
+        let Some(place) = self.place.take() else {
+            return;
+        };
+        let span = u32::try_from(self.reaches.0 - self.base.0).expect("`begin` bounds it");
+        let pos = u32::try_from(self.bytes.len()).expect("shorter than what it is a copy of");
+        let (bytes, header) = self.builder.finish_rewritten(&place, span);
+        self.bytes.extend_from_slice(bytes);
+        if self
+            .indexed_pos
+            .is_none_or(|last| pos >= last + index::INTERVAL_BYTES)
+        {
+            let entry = Entry {
+                offset: header.base,
+                time_max_ns: self.time_max_ns,
+                file_pos: pos,
+            };
+            self.index.extend_from_slice(&entry.encode());
+            self.indexed_pos = Some(pos);
+        }
+        self.builder.clear();
+        self.base = self.reaches;
+    }
+}

@@ -1,0 +1,296 @@
+//! What compaction keeps, what it drops, and what does not notice.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod world;
+
+use std::collections::BTreeMap;
+
+use teeline_core::{Name, Offset, Partition, Sequence};
+use teeline_log::{
+    Answer, Compaction, Log, NewRecord, Passed, Succession, Topic, TopicConfig, Writer,
+    fake::FakeDisk,
+};
+use world::{EPOCH, ROOT, options, source, topic_name};
+
+const P0: Partition = Partition(0);
+
+fn cache() -> Name {
+    "cache".parse().unwrap()
+}
+
+fn config() -> TopicConfig {
+    TopicConfig {
+        segment_bytes: 4096,
+        compaction: Some(Compaction {
+            tombstones_until: vec![cache()],
+        }),
+        ..TopicConfig::default()
+    }
+}
+
+struct Place {
+    disk: FakeDisk,
+    log: Log,
+    topic: Topic,
+    writer: Writer,
+    next: u64,
+    /// The latest value of each key, `None` for a tombstone, with its offset.
+    latest: BTreeMap<String, (u64, Option<Vec<u8>>)>,
+}
+
+impl Place {
+    fn new() -> Self {
+        let disk = FakeDisk::new(1);
+        let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
+        let topic = log.create_topic(&topic_name(), &config()).unwrap();
+        let writer = log
+            .writer(&source(0), EPOCH, Succession::AfterDrain)
+            .unwrap();
+        Self {
+            disk,
+            log,
+            topic,
+            writer,
+            next: 1,
+            latest: BTreeMap::new(),
+        }
+    }
+
+    fn put(&mut self, key: &str, value: Option<&[u8]>) -> u64 {
+        let sequence = Sequence(self.next);
+        self.next += 1;
+        let record = match value {
+            Some(value) => NewRecord::data(sequence, 1, Some(key.as_bytes()), value),
+            None => NewRecord::tombstone(sequence, 1, key.as_bytes()),
+        };
+        let answer = self.writer.append(&self.topic, P0, &[record]).unwrap();
+        let Answer::Stored { offset, .. } = answer.answers[0] else {
+            panic!("{answer:?}")
+        };
+        let value = value.map(<[u8]>::to_vec);
+        self.latest.insert(key.to_owned(), (offset.0, value));
+        offset.0
+    }
+
+    fn compact(&self, passed: &Passed) -> teeline_log::Compacted {
+        let config = self.topic.config();
+        let compaction = config.compaction.as_ref().unwrap();
+        self.topic
+            .compact(P0, compaction, passed, 0, false)
+            .unwrap()
+    }
+
+    /// Every record by offset.
+    fn read(&self) -> BTreeMap<u64, (String, Option<Vec<u8>>)> {
+        let mut records = BTreeMap::new();
+        let mut reader = self.topic.reader(P0, Offset(0)).unwrap();
+        while reader
+            .poll(5, |record| {
+                let key = String::from_utf8(record.key.unwrap().to_vec()).unwrap();
+                let value = (!record.tombstone).then(|| record.value.to_vec());
+                records.insert(record.offset.0, (key, value));
+            })
+            .unwrap()
+            > 0
+        {}
+        assert_eq!(reader.position(), self.topic.high_watermark(P0).unwrap());
+        records
+    }
+
+    fn filled() -> Self {
+        let mut place = Self::new();
+        for round in 0..40 {
+            for key in 0..5 {
+                let value = format!("value {round} of {key}, and some more of it");
+                place.put(&format!("k{}", (round * key) % 13), Some(value.as_bytes()));
+            }
+        }
+        place
+    }
+}
+
+/// HAZARDS GD-06: records that compaction drops are still duplicates, for whoever asks: the process that wrote them, one
+/// that slept meanwhile, and one that opens the log afterwards.
+#[test]
+fn gd_06_what_compaction_dropped_is_still_a_duplicate() {
+    let mut place = Place::filled();
+    let sleeper = Log::open_on(place.disk.process(), ROOT, &options()).unwrap();
+    let theirs = sleeper.topic(&topic_name()).unwrap();
+    theirs.recover(P0).unwrap();
+    // A source whose records all go, while the sleeper does not look.
+    let mut other = place
+        .log
+        .writer(&source(1), EPOCH, Succession::AfterDrain)
+        .unwrap();
+    let gone = NewRecord::data(Sequence(1), 1, Some(b"k1"), b"theirs");
+    other.append(&place.topic, P0, &[gone]).unwrap();
+    drop(other);
+    for _ in 0..60 {
+        place.put(
+            "k1",
+            Some(b"later, and long enough to fill a segment with a few dozen"),
+        );
+    }
+    let done = place.compact(&Passed::default());
+    assert!(done.superseded > 200, "{done:?}");
+    let late = Log::open_on(place.disk.process(), ROOT, &options()).unwrap();
+    for log in [&place.log, &sleeper, &late] {
+        let topic = log.topic(&topic_name()).unwrap();
+        let mut writer = log
+            .writer(&source(1), EPOCH, Succession::AfterDrain)
+            .unwrap();
+        let answer = writer.append(&topic, P0, &[gone]).unwrap();
+        assert!(
+            matches!(answer.answers[0], Answer::Duplicate { offset: Some(_) }),
+            "{answer:?}"
+        );
+        let last = log.last(&source(1), &topic, P0).unwrap().unwrap();
+        assert_eq!((last.sequence, last.kept), (Sequence(1), false));
+    }
+    let report = teeline_log::verify(&late, None, |finding| panic!("{finding}")).unwrap();
+    assert_eq!(report.damages, 0);
+}
+
+#[test]
+fn the_latest_record_of_each_key_stays_at_its_offset() {
+    let mut place = Place::filled();
+    place.put("k2", None);
+    for _ in 0..30 {
+        place.put("filler", Some(&[7; 200]));
+    }
+    let before = place.read();
+    let mut slow = place.topic.reader(P0, Offset(0)).unwrap();
+    slow.poll(17, |_| {}).unwrap();
+    let dry = place
+        .topic
+        .compact(P0, &Compaction::default(), &Passed::default(), 0, true)
+        .unwrap();
+    assert_eq!(place.read(), before, "a dry run changes nothing");
+    let done = place.compact(&Passed::default());
+    assert_eq!(done, dry, "and says what would be done");
+    assert!(done.bytes_after * 4 < done.bytes_before, "{done:?}");
+    let after = place.read();
+    assert!(
+        after
+            .iter()
+            .all(|(offset, record)| before[offset] == *record)
+    );
+    for (key, (offset, value)) in &place.latest {
+        assert_eq!(after.get(offset), Some(&(key.clone(), value.clone())));
+    }
+    // From any offset, a reader finds what follows.
+    for from in 0..before.len() as u64 {
+        let mut first = None;
+        let mut reader = place.topic.reader(P0, Offset(from)).unwrap();
+        reader
+            .poll(1, |record| first = Some(record.offset.0))
+            .unwrap();
+        assert_eq!(first, after.range(from..).next().map(|(offset, _)| *offset));
+    }
+    // One that was under way goes on.
+    let mut rest = Vec::new();
+    while slow.poll(100, |record| rest.push(record.offset.0)).unwrap() > 0 {}
+    let latest = place.latest.values().map(|(offset, _)| *offset);
+    assert!(
+        latest
+            .filter(|offset| *offset >= 17)
+            .all(|offset| rest.contains(&offset))
+    );
+
+    let again = place.compact(&Passed::default());
+    assert_eq!(again.segments, 0, "nothing is left to do: {again:?}");
+    let report = teeline_log::verify(&place.log, None, |finding| panic!("{finding}")).unwrap();
+    assert_eq!(report.damages, 0);
+    // And it goes on growing.
+    place.put("k1", Some(b"new"));
+    assert_eq!(place.read().last_key_value().unwrap().1.0, "k1");
+}
+
+#[test]
+fn a_tombstone_stays_until_all_who_need_it_have_passed() {
+    let mut place = Place::filled();
+    let tombstone = place.put("k3", None);
+    for _ in 0..30 {
+        place.put("filler", Some(&[7; 200]));
+    }
+    let mut passed = Passed::default();
+    for next in [0, tombstone, tombstone + 1] {
+        passed.insert(cache(), P0, Offset(next));
+        place.compact(&passed);
+        let records = place.read();
+        let of_key: Vec<_> = records
+            .iter()
+            .filter(|(_, (key, _))| key == "k3")
+            .map(|(offset, (_, value))| (*offset, value.clone()))
+            .collect();
+        if next <= tombstone {
+            assert_eq!(of_key, [(tombstone, None)]);
+        } else {
+            assert_eq!(of_key, [], "nothing older comes back");
+        }
+    }
+}
+
+/// A crash at every operation of a compaction leaves the old segments or the new ones, and the next run finishes.
+#[test]
+fn a_compaction_may_die_anywhere() {
+    for at in 1.. {
+        let mut place = Place::filled();
+        place.put("k2", None);
+        for _ in 0..30 {
+            place.put("filler", Some(&[7; 200]));
+        }
+        let before = place.read();
+        place.disk.kill_at(at);
+        let config = place.topic.config();
+        let compaction = config.compaction.as_ref().unwrap();
+        let died = place
+            .topic
+            .compact(P0, compaction, &Passed::default(), 0, false)
+            .is_err();
+        place.disk.spare();
+        if at % 2 == 0 {
+            place.disk.cut_power();
+        } else {
+            place.disk.kill_all();
+        }
+        place.log = Log::open_on(place.disk.process(), ROOT, &options()).unwrap();
+        place.topic = place.log.topic(&topic_name()).unwrap();
+        place.topic.recover(P0).unwrap();
+        for round in 0..2 {
+            let after = place.read();
+            assert!(
+                after
+                    .iter()
+                    .all(|(offset, record)| before[offset] == *record)
+            );
+            for (key, (offset, value)) in &place.latest {
+                assert_eq!(
+                    after.get(offset),
+                    Some(&(key.clone(), value.clone())),
+                    "{at}"
+                );
+            }
+            let last = place
+                .log
+                .last(&source(0), &place.topic, P0)
+                .unwrap()
+                .unwrap();
+            assert_eq!(last.sequence, Sequence(place.next - 1));
+            if round == 0 {
+                place.compact(&Passed::default());
+            }
+        }
+        let leftovers: Vec<_> = place
+            .disk
+            .files(ROOT.as_ref())
+            .into_iter()
+            .filter(|path| path.to_string_lossy().ends_with(".log.new"))
+            .collect();
+        assert_eq!(leftovers, [] as [std::path::PathBuf; 0]);
+        if !died {
+            return;
+        }
+    }
+}
