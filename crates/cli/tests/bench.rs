@@ -82,6 +82,7 @@ fn round_trips_of_the_sizes_with_a_target_are_measured_beside_their_limits() {
     );
     for object in &objects {
         check(object, "rtt", &TIMES);
+        check(object, "rtt", &["trip_ns"]);
         let ordered = TIMES.map(|key| object[key].as_f64().unwrap());
         assert!(ordered.is_sorted(), "{object}");
     }
@@ -104,6 +105,54 @@ fn throughput_of_the_sizes_with_a_target_is_measured_beside_raw_streams() {
     for object in &objects {
         check(object, "throughput", &RATES);
         assert!(object["target"]["ratio_at_least"].is_number(), "{object}");
+    }
+}
+
+#[test]
+fn a_publish_is_measured_beside_one_that_wakes_nobody_and_a_bare_wake() {
+    let Some(_turn) = two_cores() else { return };
+    let objects = bench("publish", &[]).fine().objects();
+    let [awake, asleep] = &objects[..] else {
+        panic!("two regimes: {objects:?}");
+    };
+    check(awake, "publish", &TIMES);
+    assert_eq!(awake["params"]["consumer"], "awake");
+    assert_eq!(awake["params"]["publishes_per_clock_pair"], 64);
+    assert_eq!(awake["target"], json!({ "ratio_at_most": 1.05 }));
+    check(asleep, "publish", &TIMES);
+    check(asleep, "publish", &["arrival_p50_ns", "arrival_p99_ns"]);
+    assert_eq!(asleep["params"]["consumer"], "asleep");
+    assert_eq!(asleep["limit"]["is"], "a store and a futex wake");
+    assert!(asleep.get("target").is_none(), "it is reported, no more");
+}
+
+#[test]
+fn what_readers_cost_is_measured_with_four_cores_and_skipped_with_fewer() {
+    let core = format!("--cores={}", cpu::allowed().unwrap()[0]);
+    let skipped = teeline(["bench", "fanout", "--json"]).arg(core).run();
+    let objects = skipped.fine().objects();
+    let added: Vec<_> = objects
+        .iter()
+        .map(|object| {
+            assert_eq!(object["skipped"], "4 cores wanted, 1 given");
+            (&object["params"]["added"], &object["target"])
+        })
+        .collect();
+    let at_most = |ratio: f64| json!({ "ratio_at_most": ratio });
+    assert_eq!(
+        added,
+        [
+            (&json!("observer"), &at_most(1.03)),
+            (&json!("consumer"), &at_most(1.1)),
+        ]
+    );
+    if cpu::allowed().unwrap().len() < 4 {
+        eprintln!("skipped: what readers cost (fewer than four cores allowed)");
+        return;
+    }
+    let _turn = two_cores();
+    for object in bench("fanout", &[]).fine().objects() {
+        check(&object, "fanout", &TIMES);
     }
 }
 

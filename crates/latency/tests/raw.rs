@@ -7,12 +7,9 @@ use std::{
     thread,
 };
 
-use teeline_latency::{
-    Stopwatch,
-    raw::{
-        Content, Dynamic, Field, Fixed, Gone, Route, Size, Stream, ping, pong, stream_in,
-        stream_out, wake, woken,
-    },
+use teeline_latency::raw::{
+    Content, Duplex, Dynamic, Field, Fixed, Gone, Route, Side, Size, Stream, Trips, answer, ask,
+    stream_in, stream_out, wake, woken,
 };
 
 /// Tests that spin take turns: there may be no more cores than two.
@@ -44,58 +41,98 @@ fn both<L: Send, R: Send>(
 const CONTENT: Content = Content { seed: 3 };
 
 fn plays(route: Route, size: impl Size + Send + Sync) {
-    let (warm_up, trips) = (50, 600);
-    let ((times, wrong), wrong_there) = both(
+    let trips = Trips {
+        warm_up: 50,
+        batches: 5,
+        singles: 300,
+    };
+    let (asked, wrong_there) = both(
         route.lines(size.bytes()),
         |field| {
-            let mut watch = Stopwatch::start();
-            let wrong = ping(field, route, size, CONTENT, (warm_up, trips), &mut watch)?;
-            Ok((watch.stop(1), wrong))
+            let mut left = route.end(field, Side::Left, size);
+            field.meet(Side::Left, 1)?;
+            ask(&mut left, size, CONTENT, trips)
         },
-        |field| pong(field, route, size, CONTENT, warm_up + trips),
+        |field| {
+            let mut right = route.end(field, Side::Right, size);
+            field.meet(Side::Right, 1)?;
+            answer(&mut right, size, CONTENT, trips.messages())
+        },
     );
-    assert_eq!((wrong, wrong_there), (0, 0), "{route:?}");
-    assert_eq!(times.count(), trips);
-    assert!(times.quantile_ns(0.0) > 0.0);
+    assert_eq!((asked.wrong, wrong_there), (0, 0), "{route:?}");
+    assert_eq!((asked.batches.count(), asked.singles.count()), (5, 299));
+    assert!(asked.batches.quantile_ns(0.0) > 0.0 && asked.singles.quantile_ns(0.0) > 0.0);
 }
 
 #[test]
 fn messages_go_there_and_back_on_every_route() {
     plays(Route::Line, Fixed::<32>);
-    plays(Route::Line, Dynamic(56));
+    plays(Route::Line, Dynamic(43));
     plays(Route::Walk { lines: 64 }, Fixed::<48>);
+    plays(Route::Walk { lines: 63 }, Fixed::<64>);
+    plays(Route::Walk { lines: 1 }, Dynamic(500));
     plays(Route::Copy, Fixed::<64>);
     plays(Route::Copy, Dynamic(1_000));
 }
 
 #[test]
 fn an_answer_to_another_question_is_counted_as_wrong() {
-    let route = Route::Line;
-    let (wrong, wrong_there) = both(
+    let (route, size) = (Route::Line, Fixed::<32>);
+    let trips = Trips {
+        warm_up: 10,
+        batches: 0,
+        singles: 0,
+    };
+    let (asked, wrong_there) = both(
         route.lines(32),
         |field| {
-            ping(
-                field,
-                route,
-                Fixed::<32>,
+            ask(
+                &mut route.end(field, Side::Left, size),
+                size,
                 CONTENT,
-                (0, 10),
-                &mut Stopwatch::start(),
+                trips,
             )
         },
         // It expects other messages; what it answers is what it was sent.
-        |field| pong(field, route, Fixed::<32>, Content { seed: 4 }, 10),
+        |field| {
+            let other = Content { seed: 4 };
+            answer(&mut route.end(field, Side::Right, size), size, other, 10)
+        },
     );
-    assert_eq!((wrong, wrong_there), (0, 10));
+    assert_eq!((asked.wrong, wrong_there), (0, 10));
+
+    let (asked, wrong_there) = both(
+        route.lines(32),
+        |field| {
+            ask(
+                &mut route.end(field, Side::Left, size),
+                size,
+                CONTENT,
+                trips,
+            )
+        },
+        // It answers with one bit changed.
+        |field| {
+            let mut right = route.end(field, Side::Right, size);
+            for _ in 0..10 {
+                let mut message = [0; 32];
+                right.receive(&mut message)?;
+                message[31] ^= 1;
+                right.send(&message)?;
+            }
+            Ok(())
+        },
+    );
+    assert_eq!((asked.wrong, wrong_there), (10, ()));
 }
 
 #[test]
 fn streams_arrive_whole_and_in_order_round_after_round() {
-    for (lines, bytes) in [(64, 48), (64, 64), (256, 1_024), (16, 900), (1, 8)] {
+    for (lines, bytes) in [(64, 48), (64, 64), (256, 1_024), (16, 900), (2, 112)] {
         let stream = Stream { lines };
         let (warm_up, messages) = (500, 5_000);
         let ((), arrived) = both(
-            lines,
+            stream.field_lines(bytes),
             |field| stream_out(field, stream, Dynamic(bytes), CONTENT, warm_up + messages),
             |field| stream_in(field, stream, Dynamic(bytes), CONTENT, (warm_up, messages)),
         );
@@ -121,14 +158,7 @@ fn a_stream_of_something_else_is_wrong_in_every_message() {
 
 #[test]
 fn a_sleeper_is_woken_each_time() {
-    let (times, wrong) = both(
-        1,
-        |field| {
-            let mut watch = Stopwatch::start();
-            wake(field, 50, &mut watch)?;
-            Ok(watch.stop(1))
-        },
-        |field| woken(field, 50),
-    );
-    assert_eq!((times.count(), wrong), (50, 0));
+    let (took, (came, wrong)) = both(1, |field| wake(field, 50), |field| woken(field, 50));
+    assert_eq!((took.count(), came.count(), wrong), (50, 50, 0));
+    assert!(came.quantile_ns(0.0) > 0.0);
 }

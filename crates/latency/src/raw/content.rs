@@ -5,6 +5,9 @@ pub trait Size: Copy {
     /// In bytes.
     fn bytes(self) -> usize;
 
+    /// A message of this size, as one; `None` of another size.
+    fn of(self, message: &[u8]) -> Option<&[u8]>;
+
     /// Fills a message.
     fn fill(self, content: Content, number: u64, message: &mut [u8]);
 
@@ -105,6 +108,11 @@ impl<const N: usize> Size for Fixed<N> {
     }
 
     #[inline(always)]
+    fn of(self, message: &[u8]) -> Option<&[u8]> {
+        <&[u8; N]>::try_from(message).ok().map(<[u8; N]>::as_slice)
+    }
+
+    #[inline(always)]
     fn fill(self, content: Content, number: u64, message: &mut [u8]) {
         if let Ok(message) = <&mut [u8; N]>::try_from(message) {
             content.fill(number, message);
@@ -132,6 +140,11 @@ impl Size for Dynamic {
     #[inline]
     fn bytes(self) -> usize {
         self.0
+    }
+
+    #[inline]
+    fn of(self, message: &[u8]) -> Option<&[u8]> {
+        (message.len() == self.0).then_some(message)
     }
 
     #[inline]
@@ -180,7 +193,9 @@ mod tests {
             torn[at * 8..][..8].copy_from_slice(word);
             assert!(!size.is(content, 41, &torn), "word {at}");
         }
+        assert_eq!(size.of(&message), Some(message.as_slice()));
         message.pop();
+        assert_eq!(size.of(&message), None);
         assert!(!size.is(content, 41, &message), "one byte is missing");
         assert!(!size.copy(&message, &mut copied));
     }

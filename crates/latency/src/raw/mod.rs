@@ -6,7 +6,7 @@
 //!
 //! | sends and times | receives | what is handed over |
 //! |---|---|---|
-//! | [`ping`] | [`pong`] | a message there and back: in one line with its flag, in many such lines, or copied beside a flag |
+//! | [`ask`] | [`answer`] | a message there and back over a [`Route`]: in one line with its flag, in many such lines, or copied beside a flag |
 //! | [`stream_out`] | [`stream_in`] | messages one way, as many as there is room for |
 //! | [`wake`] | [`woken`] | a word, to a process that sleeps |
 #![expect(
@@ -16,6 +16,7 @@
 
 mod content;
 mod ping_pong;
+mod round_trip;
 mod stream;
 mod wake;
 
@@ -28,9 +29,10 @@ use teeline_sync::{
 };
 
 pub use content::{Content, Dynamic, Fixed, Size};
-pub use ping_pong::{Route, ping, pong};
+pub use ping_pong::{End, Route};
+pub use round_trip::{Asked, Duplex, Trips, answer, ask};
 pub use stream::{Arrived, Stream, stream_in, stream_out};
-pub use wake::{wake, woken};
+pub use wake::{wake, wake_with, woken, woken_with};
 
 /// Bytes of a cache line.
 pub const LINE_BYTES: usize = 64;
@@ -41,8 +43,9 @@ const CONTROL_LINES: usize = 64;
 const MEET: [usize; 2] = [0, 8];
 /// Where a receiver says how far it has read.
 const RELEASED: usize = 16;
-/// Where sleepers sleep.
+/// Where sleepers sleep, and where who wakes them says when.
 const BED: usize = 24;
+const SENT: usize = 32;
 
 /// Looks at a word before the core is given away for once: some hundred microseconds, much longer than any transfer.
 const LOOKS_PER_YIELD: u32 = 1 << 13;
@@ -98,11 +101,11 @@ pub enum Side {
     Right,
 }
 
-/// A cache line: a flag, and a payload behind it.
+/// A cache line, of which the flag may be used, or the bytes behind it, or all of its bytes.
 #[repr(C, align(64))]
 struct Line {
     flag: AtomicU64,
-    payload: [u8; LINE_BYTES - 8],
+    bytes: [u8; LINE_BYTES - 8],
 }
 
 const _: () = assert!(size_of::<Line>() == LINE_BYTES);
@@ -231,30 +234,33 @@ impl<'a> Lane<'a> {
         unsafe { &(*line.as_ptr()).flag }
     }
 
-    /// Lends the bytes behind the flag of a line, which may go on through the lines that follow, for writing.
+    /// Where the payload begins that shares its line with a flag: where 16 bytes can be moved at once.
+    const IN_LINE_AT: usize = 16;
+
+    /// Lends bytes of the lane for writing.
     ///
     /// # Safety
-    /// They lie within the lane, and nobody else touches them meanwhile: the other side does not before it sees the flag
-    /// that says so.
+    /// They lie within the lane, hold no flag, and nobody else touches them meanwhile: the other side does not before it
+    /// sees the flag that says so.
     #[inline(always)]
-    unsafe fn write(self, line: usize, bytes: usize, f: impl FnOnce(&mut [u8])) {
-        debug_assert!((line * LINE_BYTES) + 8 + bytes <= self.lines * LINE_BYTES);
+    unsafe fn write(self, at: usize, bytes: usize, f: impl FnOnce(&mut [u8])) {
+        debug_assert!(at + bytes <= self.lines * LINE_BYTES);
         // SAFETY: within the lane, as the caller promises.
-        let payload = unsafe { self.first.cast::<u8>().add(line * LINE_BYTES + 8) };
+        let payload = unsafe { self.first.cast::<u8>().add(at) };
         // SAFETY: mapped, initialised as mapped files are, and the caller's alone.
         f(unsafe { core::slice::from_raw_parts_mut(payload.as_ptr(), bytes) });
     }
 
-    /// Lends the bytes behind the flag of a line for reading.
+    /// Lends bytes of the lane for reading.
     ///
     /// # Safety
-    /// They lie within the lane, and nobody writes them meanwhile: the other side does not before it sees that they were
-    /// read.
+    /// They lie within the lane, hold no flag, and nobody writes them meanwhile: the other side does not before it sees
+    /// that they were read.
     #[inline(always)]
-    unsafe fn read<R>(self, line: usize, bytes: usize, f: impl FnOnce(&[u8]) -> R) -> R {
-        debug_assert!((line * LINE_BYTES) + 8 + bytes <= self.lines * LINE_BYTES);
+    unsafe fn read<R>(self, at: usize, bytes: usize, f: impl FnOnce(&[u8]) -> R) -> R {
+        debug_assert!(at + bytes <= self.lines * LINE_BYTES);
         // SAFETY: within the lane, as the caller promises.
-        let payload = unsafe { self.first.cast::<u8>().add(line * LINE_BYTES + 8) };
+        let payload = unsafe { self.first.cast::<u8>().add(at) };
         // SAFETY: mapped, initialised as mapped files are, and not written meanwhile, as the caller promises.
         f(unsafe { core::slice::from_raw_parts(payload.as_ptr(), bytes) })
     }

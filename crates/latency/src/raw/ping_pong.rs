@@ -6,22 +6,22 @@
 
 use teeline_sync::atomic::Ordering;
 
-use super::{Content, Field, Gone, LINE_BYTES, Lane, Patience, Side, Size};
-use crate::ticks::{Stopwatch, ticks};
+use super::{Duplex, Field, Gone, LINE_BYTES, Lane, Patience, Side, Size};
 
 /// Where messages pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// In one line with its flag, the same one again and again. After [`TRIPS_PER_PLACE`] trips it is another line, so
-    /// that a round does not hang on one address.
+    /// In one line with its flag, the same one again and again. Now and then it is another line, so that a round does not
+    /// hang on one address.
     Line,
-    /// As `Line`, each message in the line behind the one before, as in a ring of as many lines.
+    /// As `Line`, each message behind the one before, beginning with its flag in a line of its own, as the frames of a ring
+    /// of as many lines.
     Walk {
         /// Lines in each direction.
         lines: usize,
     },
-    /// Copied into a place of its own, with the flag in another line, the same again and again. The place changes as the
-    /// line of `Line` does.
+    /// Copied into lines of its own, with the flag in another one, the same again and again. Now and then they are others,
+    /// as with `Line`.
     Copy,
 }
 
@@ -29,17 +29,14 @@ pub enum Route {
 const TRIPS_PER_PLACE: u64 = 512;
 /// Places that are taken in turn.
 const PLACES: usize = 16;
-
-/// Where one message lies.
-#[derive(Clone, Copy)]
-struct Place {
-    flag: usize,
-    /// The line behind whose flag the payload begins.
-    payload: usize,
-}
+/// Lines from one flag to the next, or to what is copied: processors fetch lines in pairs.
+const APART: usize = 2;
 
 impl Route {
-    /// Lines of a field for messages of `bytes` bytes.
+    /// Longest message beside a flag in one line, in bytes.
+    pub const IN_LINE_BYTES_MAX: usize = LINE_BYTES - Lane::IN_LINE_AT;
+
+    /// Lines that a field needs for messages of `bytes` bytes.
     #[must_use]
     pub fn lines(self, bytes: usize) -> usize {
         2 * self.lane_lines(bytes)
@@ -48,161 +45,155 @@ impl Route {
     /// Lines that one direction takes.
     fn lane_lines(self, bytes: usize) -> usize {
         match self {
-            Self::Line => PLACES * self.place_lines(bytes),
-            Self::Walk { lines } => lines,
-            Self::Copy => PLACES * self.place_lines(bytes),
+            Self::Walk { lines } => lines.max(self.place_lines(bytes)),
+            Self::Line | Self::Copy => PLACES * self.place_lines(bytes),
         }
     }
 
-    /// Lines that one place takes, with one between neighbours: processors fetch lines in pairs.
+    /// Lines that one place takes.
     fn place_lines(self, bytes: usize) -> usize {
         match self {
-            Self::Line | Self::Walk { .. } => 2,
-            Self::Copy => (2 + (8 + bytes).div_ceil(LINE_BYTES)).next_multiple_of(2),
+            Self::Line => APART,
+            Self::Walk { .. } => (Lane::IN_LINE_AT + bytes).div_ceil(LINE_BYTES),
+            Self::Copy => APART + bytes.div_ceil(LINE_BYTES).next_multiple_of(APART),
         }
     }
 
-    /// The place of the `number`-th message, from 0.
-    #[inline(always)]
-    fn place(self, number: u64, bytes: usize) -> Place {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "an index in memory, of 64-bit machines"
-        )]
-        match self {
-            Self::Walk { lines } => {
-                let line = (number & (lines as u64 - 1)) as usize;
-                Place {
-                    flag: line,
-                    payload: line,
-                }
-            }
-            Self::Line | Self::Copy => {
-                let place = (number / TRIPS_PER_PLACE) as usize % PLACES;
-                let flag = place * self.place_lines(bytes);
-                let payload = if self == Self::Line { flag } else { flag + 2 };
-                Place { flag, payload }
-            }
-        }
-    }
-
+    /// One end of the route: the `Left` one sends first.
+    ///
     /// # Panics
-    /// When messages do not fit.
-    fn lanes<'a>(self, field: &'a Field, bytes: usize) -> [Lane<'a>; 2] {
-        let in_line = bytes <= LINE_BYTES - 8;
-        match self {
-            Self::Line => assert!(in_line, "{bytes} bytes beside a flag in one line"),
-            Self::Walk { lines } => assert!(
-                in_line && lines.is_power_of_two(),
-                "{bytes} bytes beside a flag in each of {lines} lines"
-            ),
-            Self::Copy => {}
-        }
+    /// When messages of that size do not fit the route, or the field.
+    #[must_use]
+    pub fn end<S: Size>(self, field: &Field, side: Side, size: S) -> End<'_, S> {
+        let bytes = size.bytes();
+        assert!(
+            self != Self::Line || bytes <= Self::IN_LINE_BYTES_MAX,
+            "{bytes} bytes beside a flag in one line"
+        );
         let lines = self.lane_lines(bytes);
-        [field.lane(0, lines), field.lane(lines, lines)]
-    }
-}
-
-/// Copies a message in and hands it over under `number`.
-#[inline(always)]
-fn send(lane: Lane<'_>, place: Place, size: impl Size, number: u64, message: &[u8]) {
-    // SAFETY: `Route::place` gives places within lanes of `Route::lanes`; the other side has answered the message that
-    // was here before, and looks at this one when it sees its number.
-    unsafe {
-        lane.write(place.payload, size.bytes(), |to| {
-            size.copy(message, to);
-        });
-    }
-    // SAFETY: within the lane, as above.
-    let flag = unsafe { lane.flag(place.flag) };
-    // SYNC raw-flag: pairs with the acquire load in `receive`; publishes the payload.
-    flag.store(number, Ordering::Release);
-}
-
-/// Waits for `number` and copies its message out.
-#[inline(always)]
-fn receive(
-    lane: Lane<'_>,
-    place: Place,
-    size: impl Size,
-    number: u64,
-    message: &mut [u8],
-) -> Result<(), Gone> {
-    // SAFETY: within the lane, as in `send`.
-    let flag = unsafe { lane.flag(place.flag) };
-    let mut patience = Patience::default();
-    // SYNC raw-flag: pairs with the release store in `send`.
-    while flag.load(Ordering::Acquire) != number {
-        patience.pause()?;
-    }
-    // SAFETY: within the lane; the other side has published it, and writes here again after it has seen the answer.
-    unsafe {
-        lane.read(place.payload, size.bytes(), |from| {
-            size.copy(from, message);
-        });
-    }
-    Ok(())
-}
-
-/// The side that sends first: `trips` messages after `warm_up` that are not timed. Each time begins before the message is
-/// copied in and ends when the answer has been copied out. Returns how many answers were not what was sent.
-///
-/// # Errors
-/// When the other side does not answer.
-///
-/// # Panics
-/// When the field is too small for the route.
-pub fn ping(
-    field: &Field,
-    route: Route,
-    size: impl Size,
-    content: Content,
-    (warm_up, trips): (u64, u64),
-    watch: &mut Stopwatch,
-) -> Result<u64, Gone> {
-    let [there, back] = route.lanes(field, size.bytes());
-    let (mut sent, mut answer) = (vec![0; size.bytes()], vec![0; size.bytes()]);
-    let mut wrong = 0;
-    field.meet(Side::Left, 1)?;
-    for number in 1..=warm_up + trips {
-        size.fill(content, number, &mut sent);
-        let place = route.place(number - 1, size.bytes());
-        let begin = ticks();
-        send(there, place, size, number, &sent);
-        receive(back, place, size, number, &mut answer)?;
-        let end = ticks();
-        if number > warm_up {
-            watch.record(end.wrapping_sub(begin));
+        let place_lines = self.place_lines(bytes);
+        let (places, trips_each) = match self {
+            Self::Walk { .. } => (lines / place_lines, 1),
+            Self::Line | Self::Copy => (PLACES, TRIPS_PER_PLACE),
+        };
+        let places = Places {
+            lines: place_lines,
+            end: places * place_lines,
+            payload_at: match self {
+                Self::Line | Self::Walk { .. } => Lane::IN_LINE_AT,
+                Self::Copy => APART * LINE_BYTES,
+            },
+            trips_each,
+            line: 0,
+            trips_left: trips_each,
+            number: 0,
+        };
+        let [there, back] = [field.lane(0, lines), field.lane(lines, lines)];
+        let (outward, inward) = match side {
+            Side::Left => (there, back),
+            Side::Right => (back, there),
+        };
+        End {
+            size,
+            outward,
+            inward,
+            sent: places,
+            received: places,
         }
-        wrong += u64::from(!size.is(content, number, &answer));
     }
-    Ok(wrong)
 }
 
-/// The side that answers each message with itself. Returns how many were not what was sent; they are looked at after the
-/// answer is on its way.
-///
-/// # Errors
-/// When the other side stops asking.
-///
-/// # Panics
-/// As [`ping`].
-pub fn pong(
-    field: &Field,
-    route: Route,
-    size: impl Size,
-    content: Content,
-    messages: u64,
-) -> Result<u64, Gone> {
-    let [there, back] = route.lanes(field, size.bytes());
-    let mut message = vec![0; size.bytes()];
-    let mut wrong = 0;
-    field.meet(Side::Right, 1)?;
-    for number in 1..=messages {
-        let place = route.place(number - 1, size.bytes());
-        receive(there, place, size, number, &mut message)?;
-        send(back, place, size, number, &message);
-        wrong += u64::from(!size.is(content, number, &message));
+/// One end of a [`Route`].
+pub struct End<'a, S> {
+    size: S,
+    outward: Lane<'a>,
+    inward: Lane<'a>,
+    sent: Places,
+    received: Places,
+}
+
+impl<S> std::fmt::Debug for End<'_, S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("End")
+            .field("sent", &self.sent)
+            .field("received", &self.received)
+            .finish_non_exhaustive()
     }
-    Ok(wrong)
+}
+
+/// Where the messages of one direction lie, one after the other.
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    /// Lines of a place, and behind the last of all.
+    lines: usize,
+    end: usize,
+    /// Where the payload begins, in bytes from the start of its place.
+    payload_at: usize,
+    /// Messages in one place before the next.
+    trips_each: u64,
+    /// The place of the next message, and how many messages it has left.
+    line: usize,
+    trips_left: u64,
+    /// Messages so far.
+    number: u64,
+}
+
+impl Places {
+    /// The line of the next message's flag, its first byte, and its number from 1.
+    #[inline(always)]
+    fn next(&mut self) -> (usize, usize, u64) {
+        let line = self.line;
+        self.trips_left -= 1;
+        if self.trips_left == 0 {
+            self.trips_left = self.trips_each;
+            self.line += self.lines;
+            if self.line == self.end {
+                self.line = 0;
+            }
+        }
+        self.number += 1;
+        (line, line * LINE_BYTES + self.payload_at, self.number)
+    }
+}
+
+impl<S: Size> Duplex for End<'_, S> {
+    type Error = Gone;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> Result<(), Gone> {
+        let (line, at, number) = self.sent.next();
+        let size = self.size;
+        // SAFETY: `Route::end` has made the lane for messages of this size in these places; the other end has answered what
+        // was here before, and looks here again when it sees the flag below.
+        unsafe {
+            self.outward.write(at, size.bytes(), |to| {
+                size.copy(message, to);
+            });
+        }
+        // SAFETY: a line of the lane, as above.
+        let flag = unsafe { self.outward.flag(line) };
+        // SYNC raw-flag: pairs with the acquire load in `receive`; publishes the payload.
+        flag.store(number, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, message: &mut [u8]) -> Result<(), Gone> {
+        let (line, at, number) = self.received.next();
+        let size = self.size;
+        // SAFETY: a line of the lane, as in `send`.
+        let flag = unsafe { self.inward.flag(line) };
+        let mut patience = Patience::default();
+        // SYNC raw-flag: pairs with the release store in `send`.
+        while flag.load(Ordering::Acquire) != number {
+            patience.pause()?;
+        }
+        // SAFETY: within the lane, as in `send`; published, and not written again before the other end has been answered.
+        unsafe {
+            self.inward.read(at, size.bytes(), |from| {
+                size.copy(from, message);
+            });
+        }
+        Ok(())
+    }
 }

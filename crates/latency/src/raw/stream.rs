@@ -4,15 +4,16 @@
     reason = "lines of shared memory are reached by address, without checks"
 )]
 
-use teeline_sync::atomic::Ordering;
+use teeline_sync::atomic::{AtomicU64, Ordering};
 
-use super::{Content, Field, Gone, LINE_BYTES, Patience, RELEASED, Side, Size};
+use super::{Content, Field, Gone, LINE_BYTES, Lane, Patience, RELEASED, Side, Size};
 use crate::ticks::ticks;
 
-/// How messages follow one another: each begins in a line of its own, behind its flag.
+/// How messages follow one another: each begins in a line of its own. Those of one or two lines begin with their flag. Of
+/// longer ones the flags lie apart, a line each, and the bytes fill their lines: that is a quarter faster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream {
-    /// Lines to go round on.
+    /// Lines to go round on, flags that lie apart not counted.
     pub lines: usize,
 }
 
@@ -23,7 +24,15 @@ impl Stream {
     /// Lines that a message of `bytes` bytes takes.
     #[must_use]
     pub fn lines_each(bytes: usize) -> usize {
-        (8 + bytes).div_ceil(LINE_BYTES)
+        match (Lane::IN_LINE_AT + bytes).div_ceil(LINE_BYTES) {
+            few @ ..=2 => few,
+            _ => bytes.div_ceil(LINE_BYTES),
+        }
+    }
+
+    /// Whether flags lie apart.
+    fn is_apart(bytes: usize) -> bool {
+        Lane::IN_LINE_AT + bytes > 2 * LINE_BYTES
     }
 
     /// Messages that there is room for.
@@ -35,6 +44,95 @@ impl Stream {
         let messages = self.lines / Self::lines_each(bytes);
         assert!(messages > 0, "{bytes} bytes in {} lines", self.lines);
         messages as u64
+    }
+
+    /// Lines that a field needs for messages of `bytes` bytes.
+    #[must_use]
+    pub fn field_lines(self, bytes: usize) -> usize {
+        let flags = if Self::is_apart(bytes) {
+            usize::try_from(self.messages(bytes)).unwrap_or(usize::MAX)
+        } else {
+            0
+        };
+        self.lines + flags
+    }
+}
+
+/// The places of a stream, one after the other.
+struct Places<'a> {
+    lane: Lane<'a>,
+    bytes: usize,
+    /// Lines of a message.
+    each: usize,
+    /// Behind the last message's lines.
+    end: usize,
+    /// Where flags begin that lie apart.
+    flags: Option<usize>,
+    /// Where the payload begins in its first line.
+    payload_at: usize,
+    /// First line of the message that is next, and which of a lap it is.
+    line: usize,
+    index: usize,
+}
+
+impl<'a> Places<'a> {
+    fn new(field: &'a Field, stream: Stream, bytes: usize) -> Self {
+        let each = Stream::lines_each(bytes);
+        let messages = usize::try_from(stream.messages(bytes)).unwrap_or(usize::MAX);
+        let apart = Stream::is_apart(bytes);
+        Self {
+            lane: field.lane(0, stream.field_lines(bytes)),
+            bytes,
+            each,
+            end: each * messages,
+            flags: apart.then_some(stream.lines),
+            payload_at: if apart { 0 } else { Lane::IN_LINE_AT },
+            line: 0,
+            index: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn flag(&self) -> &'a AtomicU64 {
+        let line = match self.flags {
+            Some(flags) => flags + self.index,
+            None => self.line,
+        };
+        // SAFETY: `line` is that of a message below `end`, or `index` one of a lap, each of which has a line of the lane.
+        unsafe { self.lane.flag(line) }
+    }
+
+    /// Lends the message's place for writing.
+    ///
+    /// # Safety
+    /// What was here before has been read.
+    #[inline(always)]
+    unsafe fn write(&self, f: impl FnOnce(&mut [u8])) {
+        let at = self.line * LINE_BYTES + self.payload_at;
+        // SAFETY: a message below `end`, in lines of the lane that hold no flag there; free, as the caller promises, and
+        // looked at by the other side when it sees the flag.
+        unsafe { self.lane.write(at, self.bytes, f) };
+    }
+
+    /// Lends the message for reading.
+    ///
+    /// # Safety
+    /// Its flag was seen, and it is not released.
+    #[inline(always)]
+    unsafe fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
+        let at = self.line * LINE_BYTES + self.payload_at;
+        // SAFETY: as in `write`; it is written again when the other side sees that it was released.
+        unsafe { self.lane.read(at, self.bytes, f) }
+    }
+
+    #[inline(always)]
+    fn advance(&mut self) {
+        self.line += self.each;
+        self.index += 1;
+        if self.line == self.end {
+            self.line = 0;
+            self.index = 0;
+        }
     }
 }
 
@@ -52,12 +150,10 @@ pub fn stream_out(
     content: Content,
     messages: u64,
 ) -> Result<(), Gone> {
-    let lane = field.lane(0, stream.lines);
+    let mut places = Places::new(field, stream, size.bytes());
     let released = field.control(RELEASED);
     let per_lap = stream.messages(size.bytes());
-    let each = Stream::lines_each(size.bytes());
-    let end = each * usize::try_from(per_lap).unwrap_or(usize::MAX);
-    let (mut line, mut limit) = (0, per_lap);
+    let mut limit = per_lap;
     field.meet(Side::Left, 1)?;
     for number in 1..=messages {
         if number > limit {
@@ -71,19 +167,11 @@ pub fn stream_out(
                 patience.pause()?;
             }
         }
-        // SAFETY: `line` is a multiple of a message's lines below `end`, which is within the lane; whatever was here has
-        // been read, and the other side looks at it again when it sees the number.
-        unsafe {
-            lane.write(line, size.bytes(), |to| size.fill(content, number, to));
-        }
-        // SAFETY: within the lane, as above.
-        let flag = unsafe { lane.flag(line) };
+        // SAFETY: what was here has been read, since `number` is within the limit.
+        unsafe { places.write(|to| size.fill(content, number, to)) };
         // SYNC raw-flag: pairs with the acquire load in `stream_in`; publishes the payload.
-        flag.store(number, Ordering::Release);
-        line += each;
-        if line == end {
-            line = 0;
-        }
+        places.flag().store(number, Ordering::Release);
+        places.advance();
     }
     Ok(())
 }
@@ -114,31 +202,21 @@ pub fn stream_in(
     content: Content,
     (warm_up, messages): (u64, u64),
 ) -> Result<Arrived, Gone> {
-    let lane = field.lane(0, stream.lines);
+    let mut places = Places::new(field, stream, size.bytes());
     let released = field.control(RELEASED);
-    let per_lap = stream.messages(size.bytes());
-    let each = Stream::lines_each(size.bytes());
-    let end = each * usize::try_from(per_lap).unwrap_or(usize::MAX);
-    let step = (per_lap / RELEASES_PER_LAP).max(1);
-    let (mut line, mut wrong, mut release_at) = (0, 0, step);
+    let step = (stream.messages(size.bytes()) / RELEASES_PER_LAP).max(1);
+    let (mut wrong, mut release_at) = (0, step);
     let mut receive = |from: u64, through: u64| -> Result<(), Gone> {
         for number in from..=through {
-            // SAFETY: as in `stream_out`.
-            let flag = unsafe { lane.flag(line) };
+            let flag = places.flag();
             let mut patience = Patience::default();
             // SYNC raw-flag: pairs with the release store in `stream_out`.
             while flag.load(Ordering::Acquire) != number {
                 patience.pause()?;
             }
-            // SAFETY: within the lane, as in `stream_out`; the other side has published it, and writes here again after
-            // it has seen that it was released.
-            wrong += u64::from(!unsafe {
-                lane.read(line, size.bytes(), |from| size.is(content, number, from))
-            });
-            line += each;
-            if line == end {
-                line = 0;
-            }
+            // SAFETY: its flag was just seen.
+            wrong += u64::from(!unsafe { places.read(|from| size.is(content, number, from)) });
+            places.advance();
             if number == release_at {
                 // SYNC raw-released: pairs with the acquire load in `stream_out`.
                 released.store(number, Ordering::Release);

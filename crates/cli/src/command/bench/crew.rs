@@ -18,10 +18,7 @@ use std::{
 use clap::Args;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use teeline_latency::{
-    Stopwatch,
-    raw::{Content, Field, Fixed, Route, ping, pong},
-};
+use teeline_latency::raw::{Content, Field, Fixed, Route, Side, Trips, answer, ask};
 use teeline_os::cpu;
 
 use super::stage::Stage;
@@ -70,8 +67,11 @@ enum Told<D> {
 }
 
 /// Trips of a probe: a millisecond.
-const PROBE_TRIPS: u64 = 2_048;
-const PROBE_WARM_UP: u64 = 256;
+const PROBE_TRIPS: Trips = Trips {
+    warm_up: 256,
+    batches: 32,
+    singles: 0,
+};
 pub(super) const PROBE_ROUTE: Route = Route::Line;
 pub(super) const PROBE_SIZE: Fixed<32> = Fixed;
 const PROBE_CONTENT: Content = Content { seed: 1 };
@@ -261,26 +261,20 @@ fn carry_out<W: Work>(line: String) -> Result<Told<W::Done>, Failure> {
         Order::<W>::Work(work) => work.run().map(Told::Done),
         Order::Probe { field, left } => {
             let field = Field::open(&field).map_err(Failure::new)?;
-            if !left {
-                let messages = PROBE_WARM_UP + PROBE_TRIPS;
-                let wrong = pong(&field, PROBE_ROUTE, PROBE_SIZE, PROBE_CONTENT, messages);
-                return match wrong.map_err(Failure::new)? {
-                    0 => Ok(Told::Probed(None)),
-                    wrong => Err(corrupt(wrong)),
-                };
-            }
-            let mut watch = Stopwatch::start();
-            let trips = (PROBE_WARM_UP, PROBE_TRIPS);
-            let wrong = ping(
-                &field,
-                PROBE_ROUTE,
-                PROBE_SIZE,
-                PROBE_CONTENT,
-                trips,
-                &mut watch,
-            );
-            match wrong.map_err(Failure::new)? {
-                0 => Ok(Told::Probed(Some(watch.stop(1).quantile_ns(0.5)))),
+            let side = if left { Side::Left } else { Side::Right };
+            let mut end = PROBE_ROUTE.end(&field, side, PROBE_SIZE);
+            field.meet(side, 1).map_err(Failure::new)?;
+            let (wrong, told) = if left {
+                let asked = ask(&mut end, PROBE_SIZE, PROBE_CONTENT, PROBE_TRIPS);
+                let asked = asked.map_err(Failure::new)?;
+                (asked.wrong, Some(asked.batches.quantile_ns(0.5)))
+            } else {
+                let messages = PROBE_TRIPS.messages();
+                let wrong = answer(&mut end, PROBE_SIZE, PROBE_CONTENT, messages);
+                (wrong.map_err(Failure::new)?, None)
+            };
+            match wrong {
+                0 => Ok(Told::Probed(told)),
                 wrong => Err(corrupt(wrong)),
             }
         }

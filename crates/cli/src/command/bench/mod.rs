@@ -28,7 +28,10 @@
 //! fast as such a loop can be. A limit that is slow makes us look good, and nobody fast.
 
 mod crew;
+mod fanout;
 mod pairs;
+mod publish;
+mod publishing;
 mod ratio;
 mod rings;
 mod round;
@@ -50,6 +53,10 @@ use crate::output::{Answer, Failure, Output};
 pub(crate) enum BenchVerb {
     /// Round trip of a message through two rings, beside that of a bare cache line.
     Rtt(rtt::RttArgs),
+    /// What it costs a producer that somebody may sleep, and to wake one.
+    Publish(publish::PublishArgs),
+    /// What another reader of a ring costs its producer.
+    Fanout(fanout::FanoutArgs),
     /// Messages a second through a ring, beside a raw stream of cache lines.
     Throughput(throughput::ThroughputArgs),
 }
@@ -59,6 +66,8 @@ impl BenchVerb {
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         match self {
             Self::Rtt(rtt) => rtt.run(out),
+            Self::Publish(publish) => publish.run(out),
+            Self::Fanout(fanout) => fanout.run(out),
             Self::Throughput(throughput) => throughput.run(out),
         }
     }
@@ -69,6 +78,8 @@ impl WorkerArgs {
     pub(crate) fn run(self) -> Result<Answer, Failure> {
         match self.bench.as_str() {
             rtt::NAME => self.serve::<rtt::Work>(),
+            publish::NAME => self.serve::<publish::Work>(),
+            fanout::NAME => self.serve::<fanout::Work>(),
             throughput::NAME => self.serve::<throughput::Work>(),
             other => Err(Failure::new(format_args!("there is no bench {other}"))),
         }

@@ -337,7 +337,9 @@ pub(crate) fn skip(case: &Case, reason: &str, out: &mut Output) -> Result<Answer
 }
 
 /// Columns that come first, in this order.
-const ORDER: [&str; 5] = ["p50_ns", "p99_ns", "p999_ns", "p9999_ns", "max_ns"];
+const ORDER: [&str; 6] = [
+    "trip_ns", "p50_ns", "p99_ns", "p999_ns", "p9999_ns", "max_ns",
+];
 
 fn head(case: &Case) -> Map<String, Value> {
     let mut object = Map::new();

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use teeline_core::{Name, SourceName};
 use teeline_latency::raw::Gone;
 use teeline_os::{SystemClock, state::StateDir};
@@ -51,9 +52,22 @@ pub(super) fn create(
     Ok(())
 }
 
+/// What a producer does for consumers that sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Sleepers {
+    /// It wakes them.
+    AreWoken,
+    /// Nothing: they nap.
+    Nap,
+}
+
 /// Attaches to a ring as its producer.
-pub(super) fn producer(dir: &Path) -> Result<Producer, Failure> {
-    let attached = Producer::attach(dir, &AttachOptions::default());
+pub(super) fn producer(dir: &Path, sleepers: Sleepers) -> Result<Producer, Failure> {
+    let options = AttachOptions {
+        wake_sleepers: sleepers == Sleepers::AreWoken,
+        ..AttachOptions::default()
+    };
+    let attached = Producer::attach(dir, &options);
     let mut producer = attached.map_err(Failure::new)?;
     producer.from_scratch();
     Ok(producer)
@@ -77,7 +91,9 @@ pub(super) fn message<'a>(frame: &'a Frame<'a>) -> Option<&'a Message<'a>> {
     }
 }
 
-/// The failure of a process whose partner is gone.
-pub(super) fn gone(gone: Gone) -> Failure {
-    Failure::new(gone)
+impl From<Gone> for Failure {
+    /// The failure of a process whose partner is gone.
+    fn from(gone: Gone) -> Self {
+        Self::new(gone)
+    }
 }

@@ -5,15 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use teeline_latency::{
-    Stopwatch,
-    raw::{self, Content, Field, LINE_BYTES, Patience, Route, Side, Size},
-    ticks, with_size,
+    raw::{self, Content, Duplex, Field, LINE_BYTES, Patience, Route, Side, Size, Trips},
+    with_size,
 };
 use teeline_ring::{Alignment, Consumer, Producer};
 
 use super::{
     Case, Crew, Place, Regime, Round, Stage, StageArgs, Target, measure,
-    rings::{self, Shape, TYPE, gone, message, parse_alignment},
+    rings::{self, Shape, Sleepers, TYPE, message, parse_alignment},
     skip,
 };
 use crate::output::{Answer, Failure, Output};
@@ -22,6 +21,10 @@ pub(super) const NAME: &str = "rtt";
 
 /// Trips of a round.
 const TRIPS: u64 = 40_000;
+
+/// The figure that counts: a trip, as the median over batches of trips. Percentiles are of trips timed one by one, and
+/// each holds a reading of the clock.
+const MAIN: &str = "trip_ns";
 
 /// Name of the consumer of either ring.
 const CONSUMER: &str = "bench";
@@ -66,6 +69,8 @@ struct Plan {
     size: usize,
     shape: Shape,
     limit: Limit,
+    /// The other way to be measured beside.
+    beside: Option<Limit>,
     target: Option<Target>,
 }
 
@@ -105,15 +110,15 @@ impl RttArgs {
             size,
             shape,
             limit,
+            // What copies in one place, a ring cannot: it walks on.
+            beside: (limit == Limit::Copy).then_some(Limit::Walk { lines }),
             target,
         };
-        let walk = Limit::Walk {
-            lines: lines.next_power_of_two(),
-        };
+        let walk = Limit::Walk { lines };
         match self.size {
             Some(size) => {
                 let size = size as usize;
-                let in_line = size <= LINE_BYTES - size_of::<u64>();
+                let in_line = size <= Route::IN_LINE_BYTES_MAX;
                 vec![plan(size, if in_line { walk } else { Limit::Copy }, None)]
             }
             None => vec![
@@ -135,11 +140,11 @@ impl Limit {
         }
     }
 
-    fn words(self) -> String {
+    fn words(self) -> &'static str {
         match self {
-            Self::Line => "raw, flag and payload in one line".to_owned(),
-            Self::Walk { lines } => format!("raw, flag and payload in each of {lines} lines"),
-            Self::Copy => "raw, copied beside a flag".to_owned(),
+            Self::Line => "raw, flag and payload in one line",
+            Self::Walk { .. } => "raw, walking on as in a ring",
+            Self::Copy => "raw, copied beside a flag",
         }
     }
 }
@@ -153,8 +158,8 @@ impl Plan {
                 ("align", self.shape.alignment.bytes().into()),
                 ("capacity", self.shape.capacity.into()),
             ],
-            main: "p50_ns",
-            limit: self.limit.words(),
+            main: MAIN,
+            limit: self.limit.words().to_owned(),
             target: self.target,
         }
     }
@@ -186,6 +191,13 @@ impl Rtt<'_, '_> {
         let rounds = self.crew.play(vec![work(true), work(false)])?;
         Ok(rounds.into_iter().fold(Round::new(), Round::and))
     }
+
+    fn raw(&mut self, limit: Limit) -> Result<Round, Failure> {
+        let place = self.stage.place()?;
+        Field::create(&place.join(FIELD), limit.route().lines(self.plan.size))
+            .map_err(Failure::new)?;
+        self.round(&place, || Way::Raw(limit))
+    }
 }
 
 impl Regime for Rtt<'_, '_> {
@@ -206,11 +218,13 @@ impl Regime for Rtt<'_, '_> {
     }
 
     fn limit(&mut self) -> Result<Round, Failure> {
-        let place = self.stage.place()?;
-        let limit = self.plan.limit;
-        Field::create(&place.join(FIELD), limit.route().lines(self.plan.size))
-            .map_err(Failure::new)?;
-        self.round(&place, || Way::Raw(limit))
+        self.raw(self.plan.limit)
+    }
+
+    fn peers(&mut self) -> Result<Vec<(&'static str, Round)>, Failure> {
+        let beside = self.plan.beside;
+        let beside = beside.map(|limit| Ok((limit.words(), self.raw(limit)?)));
+        beside.into_iter().collect()
     }
 
     fn probe(&mut self) -> Result<f64, Failure> {
@@ -248,104 +262,104 @@ impl super::Work for Work {
 impl Work {
     fn of(&self, size: impl Size) -> Result<Round, Failure> {
         let field = Field::open(&self.field).map_err(Failure::new)?;
-        let content = Content { seed: self.seed };
-        let messages = self.warm_up + self.trips;
-        if !self.left {
-            let wrong = match &self.way {
-                Way::Raw(limit) => {
-                    raw::pong(&field, limit.route(), size, content, messages).map_err(gone)?
-                }
-                Way::Rings { there, back } => {
-                    let from = rings::consumer(there, CONSUMER)?;
-                    let to = rings::producer(back)?;
-                    self.pong(&field, (from, to), size, content)?
-                }
-            };
-            return Ok(Round::new().checked(messages, wrong));
-        }
-        let mut watch = Stopwatch::start();
-        let wrong = match &self.way {
+        let side = if self.left { Side::Left } else { Side::Right };
+        match &self.way {
             Way::Raw(limit) => {
-                let trips = (self.warm_up, self.trips);
-                raw::ping(&field, limit.route(), size, content, trips, &mut watch).map_err(gone)?
+                let end = limit.route().end(&field, side, size);
+                self.play(&field, side, RawEnd(end), size)
             }
             Way::Rings { there, back } => {
-                let to = rings::producer(there)?;
-                let from = rings::consumer(back, CONSUMER)?;
-                self.ping(&field, (to, from), size, content, &mut watch)?
+                let (outward, inward) = if self.left {
+                    (there, back)
+                } else {
+                    (back, there)
+                };
+                let end = RingEnd {
+                    to: rings::producer(outward, Sleepers::AreWoken)?,
+                    from: rings::consumer(inward, CONSUMER)?,
+                    size,
+                };
+                self.play(&field, side, end, size)
             }
+        }
+    }
+
+    /// One side of the round, whatever carries the messages.
+    fn play(
+        &self,
+        field: &Field,
+        side: Side,
+        mut end: impl Duplex<Error = Failure>,
+        size: impl Size,
+    ) -> Result<Round, Failure> {
+        let content = Content { seed: self.seed };
+        let trips = Trips {
+            warm_up: self.warm_up,
+            batches: self.trips.div_ceil(Trips::BATCH),
+            singles: self.trips,
         };
-        Ok(Round::new().times(&watch.stop(1)).checked(messages, wrong))
-    }
-
-    /// As [`raw::ping`], through rings.
-    fn ping(
-        &self,
-        field: &Field,
-        (mut to, mut from): (Producer, Consumer),
-        size: impl Size,
-        content: Content,
-        watch: &mut Stopwatch,
-    ) -> Result<u64, Failure> {
-        let (mut sent, mut answer) = (vec![0; size.bytes()], vec![0; size.bytes()]);
-        let mut wrong = 0;
-        field.meet(Side::Left, 1).map_err(gone)?;
-        for number in 1..=self.warm_up + self.trips {
-            size.fill(content, number, &mut sent);
-            let begin = ticks();
-            send(&mut to, size, &sent)?;
-            receive(&mut from, size, &mut answer)?;
-            let end = ticks();
-            if number > self.warm_up {
-                watch.record(end.wrapping_sub(begin));
-            }
-            wrong += u64::from(!size.is(content, number, &answer));
+        let messages = trips.messages();
+        field.meet(side, 1)?;
+        if side == Side::Right {
+            let wrong = raw::answer(&mut end, size, content, messages)?;
+            return Ok(Round::new().checked(messages, wrong));
         }
-        Ok(wrong)
-    }
-
-    /// As [`raw::pong`], through rings.
-    fn pong(
-        &self,
-        field: &Field,
-        (mut from, mut to): (Consumer, Producer),
-        size: impl Size,
-        content: Content,
-    ) -> Result<u64, Failure> {
-        let mut received = vec![0; size.bytes()];
-        let mut wrong = 0;
-        field.meet(Side::Right, 1).map_err(gone)?;
-        for number in 1..=self.warm_up + self.trips {
-            receive(&mut from, size, &mut received)?;
-            send(&mut to, size, &received)?;
-            wrong += u64::from(!size.is(content, number, &received));
-        }
-        Ok(wrong)
+        let asked = raw::ask(&mut end, size, content, trips)?;
+        Ok(Round::new()
+            .times(&asked.singles)
+            .figure(MAIN, asked.batches.quantile_ns(0.5))
+            .checked(messages, asked.wrong))
     }
 }
 
-/// Copies a message in and publishes it. A ring with one message under way is never full.
-#[inline(always)]
-fn send(to: &mut Producer, size: impl Size, sent: &[u8]) -> Result<(), Failure> {
-    let mut claim = to.try_claim(size.bytes(), TYPE).map_err(Failure::new)?;
-    size.copy(sent, &mut claim);
-    claim.commit();
-    Ok(())
+/// An end of two rings.
+struct RingEnd<S> {
+    to: Producer,
+    from: Consumer,
+    size: S,
 }
 
-/// Waits for a message and copies it out. One of another size leaves what was there before, which is found to be wrong.
-#[inline(always)]
-fn receive(from: &mut Consumer, size: impl Size, received: &mut [u8]) -> Result<(), Failure> {
-    let mut patience = Patience::default();
-    loop {
-        let polled = from.poll(1, |frame| {
-            if let Some(message) = message(&frame) {
-                size.copy(message.payload, received);
+impl<S: Size> Duplex for RingEnd<S> {
+    type Error = Failure;
+
+    /// A ring with one message under way is never full.
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
+        let message = self.size.of(message).unwrap_or_default();
+        self.to.publish(TYPE, message).map_err(Failure::new)?;
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, received: &mut [u8]) -> Result<(), Failure> {
+        let mut patience = Patience::default();
+        loop {
+            let polled = self.from.poll(1, |frame| {
+                if let Some(message) = message(&frame) {
+                    self.size.copy(message.payload, received);
+                }
+            });
+            if polled.map_err(Failure::new)? > 0 {
+                return Ok(());
             }
-        });
-        if polled.map_err(Failure::new)? > 0 {
-            return Ok(());
+            patience.pause()?;
         }
-        patience.pause().map_err(gone)?;
+    }
+}
+
+/// An end of a raw route.
+struct RawEnd<'a, S>(raw::End<'a, S>);
+
+impl<S: Size> Duplex for RawEnd<'_, S> {
+    type Error = Failure;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
+        Ok(self.0.send(message)?)
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, message: &mut [u8]) -> Result<(), Failure> {
+        Ok(self.0.receive(message)?)
     }
 }

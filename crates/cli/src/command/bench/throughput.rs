@@ -13,7 +13,7 @@ use teeline_ring::{Alignment, Consumer, Producer, PublishError};
 
 use super::{
     Case, Crew, Place, Regime, Round, Stage, StageArgs, Target, measure,
-    rings::{self, Shape, TYPE, gone, message, parse_alignment},
+    rings::{self, Shape, Sleepers, TYPE, message, parse_alignment},
     skip,
 };
 use crate::output::{Answer, Failure, Output};
@@ -190,8 +190,10 @@ impl Regime for Throughput<'_, '_> {
 
     fn limit(&mut self) -> Result<Round, Failure> {
         let place = self.stage.place()?;
-        let lines = self.plan.stream().lines;
-        Field::create(&place.join(FIELD), lines).map_err(Failure::new)?;
+        let stream = self.plan.stream();
+        Field::create(&place.join(FIELD), stream.field_lines(self.plan.size))
+            .map_err(Failure::new)?;
+        let lines = stream.lines;
         self.round(&place, || Way::Raw { lines })
     }
 
@@ -235,11 +237,11 @@ impl Work {
             match &self.way {
                 Way::Raw { lines } => {
                     let stream = Stream { lines: *lines };
-                    raw::stream_out(&field, stream, size, content, total).map_err(gone)?;
+                    raw::stream_out(&field, stream, size, content, total)?;
                 }
                 Way::Ring(ring) => {
-                    let to = rings::producer(ring)?;
-                    field.meet(Side::Left, 1).map_err(gone)?;
+                    let to = rings::producer(ring, Sleepers::AreWoken)?;
+                    field.meet(Side::Left, 1)?;
                     send(to, size, content, total)?;
                 }
             }
@@ -250,11 +252,11 @@ impl Work {
             Way::Raw { lines } => {
                 let stream = Stream { lines: *lines };
                 let counts = (self.warm_up, self.messages);
-                raw::stream_in(&field, stream, size, content, counts).map_err(gone)?
+                raw::stream_in(&field, stream, size, content, counts)?
             }
             Way::Ring(ring) => {
                 let from = rings::consumer(ring, CONSUMER)?;
-                field.meet(Side::Right, 1).map_err(gone)?;
+                field.meet(Side::Right, 1)?;
                 self.receive(from, size, content)?
             }
         };
@@ -284,7 +286,7 @@ impl Work {
                 });
                 *count = number;
                 if polled.map_err(Failure::new)? == 0 {
-                    patience.pause().map_err(gone)?;
+                    patience.pause()?;
                 }
             }
             Ok(())
@@ -303,18 +305,27 @@ impl Work {
     }
 }
 
-/// As [`raw::stream_out`], into a ring: each message is made in place.
+/// Longest message that is made and then copied in, as an application does with a small one. Longer ones are made in place.
+const COPIED_BYTES_MAX: usize = 2 * LINE_BYTES;
+
+/// As [`raw::stream_out`], into a ring.
 fn send(mut to: Producer, size: impl Size, content: Content, messages: u64) -> Result<(), Failure> {
+    let mut small = [0; COPIED_BYTES_MAX];
     let mut patience = Patience::default();
     for number in 1..=messages {
         loop {
-            match to.try_claim(size.bytes(), TYPE) {
-                Ok(mut claim) => {
+            let published = if let Some(small) = small.get_mut(..size.bytes()) {
+                size.fill(content, number, small);
+                to.publish(TYPE, size.of(small).unwrap_or_default())
+            } else {
+                to.try_claim(size.bytes(), TYPE).map(|mut claim| {
                     size.fill(content, number, &mut claim);
-                    claim.commit();
-                    break;
-                }
-                Err(PublishError::Full { .. }) => patience.pause().map_err(gone)?,
+                    claim.commit()
+                })
+            };
+            match published {
+                Ok(_) => break,
+                Err(PublishError::Full { .. }) => patience.pause()?,
                 Err(error) => return Err(Failure::new(error)),
             }
         }
