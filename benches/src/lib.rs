@@ -7,5 +7,5 @@
 //!
 //! Every benchmark first asserts that what arrived is what was sent. Figures hold for the machine and the moment; ratios
 //! in one run travel better. None of them says anything about tails: criterion measures means of loops. Latencies
-//! between processes are measured by `teeline demo`.
+//! between processes are measured by `teeline bench`.
 #![forbid(unsafe_code)]
