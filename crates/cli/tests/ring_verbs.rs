@@ -6,6 +6,7 @@ mod run;
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
+    os::unix::fs::PermissionsExt,
     path::PathBuf,
     process::Stdio,
 };
@@ -301,4 +302,269 @@ fn an_answer_that_cannot_be_written_is_a_failure() {
         complaint.starts_with("teeline: cannot write to standard output"),
         "{complaint}"
     );
+}
+
+/// `teeline ring create` in the directory of `rings`, with its state directory.
+fn create(rings: &Rings, source: &str, args: &[&str]) -> run::Teeline {
+    let ring = rings.base.path().join(source);
+    let state = rings.base.path().join("state");
+    teeline(["ring", "create"].into_iter().chain(args.iter().copied()))
+        .arg(ring)
+        .arg("--state")
+        .arg(state)
+}
+
+#[test]
+fn create_makes_a_ring_with_all_settings_and_says_what_was_granted() {
+    let rings = Rings::new();
+    let dir = rings.base.path().join("gw1.fills");
+    let args = [
+        "--capacity",
+        "2M",
+        "--align",
+        "128",
+        "--consumer",
+        "bridge",
+        "--consumer",
+        "risk",
+        "--spare",
+        "2",
+        "--stamped",
+        "--mode",
+        "0640",
+        "--node",
+        "0",
+        "--lock",
+        "--json",
+    ];
+    let created = create(&rings, "gw1.fills", &args).run().fine().objects();
+    assert_eq!(created[0]["source"], "gw1.fills");
+    assert_eq!(created[0]["capacity_bytes"], 2 << 20);
+    let memory = &created[0]["memory"];
+    assert_eq!(memory["asked"], "locked, on memory node 0");
+    assert_eq!(memory["prefault"], "granted");
+    assert_eq!(memory["huge_pages"], "not asked");
+    let told = memory["refused"].as_array().map_or(0, Vec::len);
+    let refused = ["lock", "memory_node"].map(|wish| usize::from(memory[wish] == "refused"));
+    assert_eq!(told, refused.iter().sum::<usize>(), "{memory}");
+
+    let stat = teeline(["ring", "stat", "--json"]).arg(&dir).run().fine();
+    let stat = &stat.objects()[0];
+    assert_eq!(stat["consumer_names"], Value::from(vec!["bridge", "risk"]));
+    assert_eq!(
+        (&stat["free_slots"], &stat["alignment_bytes"]),
+        (&2.into(), &128.into())
+    );
+    assert_eq!(
+        (&stat["stamped"], &stat["epoch"]),
+        (&true.into(), &created[0]["epoch"])
+    );
+    let mode = fs::metadata(dir.join("data")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o640);
+
+    let again = create(&rings, "gw1.fills", &[]).run().refused();
+    assert!(again.contains("exists already"), "{again}");
+    for (wrong, why) in [
+        (["--capacity", "1000"], "power of two"),
+        (["--align", "48"], "not 16, 32, 64 or 128"),
+        (["--mode", "0666"], "its mode must let"),
+        (["--group", "no such group"], "no such group"),
+        (["--huge-pages", "/nowhere"], "/nowhere"),
+        (["--source", "Not A Name"], "is not a name"),
+    ] {
+        let ran = create(&rings, "other", &wrong).run();
+        assert!(
+            ran.status == 2 && ran.stderr.contains(why),
+            "{wrong:?}: {}",
+            ran.stderr
+        );
+    }
+    assert!(!rings.base.path().join("other").exists());
+}
+
+/// What must be granted and is not: exit status 2, the reason, and no ring. A megabyte is never on huge pages.
+#[test]
+fn create_leaves_nothing_when_what_must_be_granted_is_not() {
+    let rings = Rings::new();
+    let args = ["--huge-pages", "transparent", "--must"];
+    let refused = create(&rings, "gw1.fills", &args).run().refused();
+    assert!(refused.contains("huge pages was refused"), "{refused}");
+    assert!(!rings.base.path().join("gw1.fills").exists());
+    let args = ["--huge-pages", "transparent"];
+    let made = create(&rings, "gw1.fills", &args).run().fine().stdout;
+    assert!(
+        made.contains("asked on transparent huge pages; granted prefault"),
+        "{made}"
+    );
+    assert!(made.contains("refused: huge pages: "), "{made}");
+}
+
+/// A ring is made anew only if nothing is lost by that, or the range is told.
+#[test]
+fn create_replaces_a_ring_that_is_drained_or_says_what_is_lost() {
+    let rings = Rings::new();
+    let dir = rings.create_used();
+    let wrong = ["--recreate", "--discard", "--capacity", "1000"];
+    create(&rings, "gw1.fills", &wrong).run().refused();
+    assert!(dir.exists(), "not removed for a ring that cannot be");
+    let undrained = create(&rings, "gw1.fills", &["--recreate"]).run().refused();
+    assert!(undrained.contains("from sequence 5 to 13") && undrained.contains("--discard"));
+    let args = ["--recreate", "--discard", "--consumer", "bridge"];
+    let replaced = create(&rings, "gw1.fills", &args).run().fine().stdout;
+    let lines: Vec<&str> = replaced.lines().collect();
+    assert!(
+        lines[0].starts_with("consumer bridge has lost 5 to 13, "),
+        "{replaced}"
+    );
+    assert!(
+        lines[1].starts_with("consumer risk has lost 1 to 13, "),
+        "{replaced}"
+    );
+    assert!(lines[2].starts_with("created "), "{replaced}");
+    let drained = create(&rings, "gw1.fills", &["--recreate", "--json"])
+        .run()
+        .fine();
+    assert!(drained.objects()[0].get("discarded").is_none());
+    let alive = Producer::attach(&dir, &AttachOptions::default()).unwrap();
+    let refused = create(&rings, "gw1.fills", &["--recreate", "--discard"])
+        .run()
+        .refused();
+    assert!(refused.contains("has a live producer"), "{refused}");
+    drop(alive);
+}
+
+#[test]
+fn evict_lets_the_producer_go_on_and_says_what_is_not_kept() {
+    let rings = Rings::new();
+    let dir = rings.create_used();
+    let text = teeline(["ring", "evict"])
+        .arg(&dir)
+        .arg("bridge")
+        .run()
+        .fine()
+        .stdout;
+    assert!(
+        text.starts_with("bridge evicted: released through 4, 5 to 13 are not kept"),
+        "{text}"
+    );
+    let again = teeline(["ring", "evict", "--json"])
+        .arg(&dir)
+        .arg("bridge")
+        .run()
+        .fine();
+    assert_eq!(again.objects()[0]["already"], true);
+    let stat = teeline(["ring", "stat", "--json"]).arg(&dir).run().fine();
+    let stat = &stat.objects()[0];
+    assert_eq!(stat["consumers"][0]["standing"], "evicted");
+    assert_eq!(stat["depth_msgs"], 13, "of the other one");
+    let text = teeline(["ring", "stat"]).arg(&dir).run().fine().stdout;
+    assert!(text.contains("evicted; gone, was process"), "{text}");
+
+    let risk = "risk".parse().unwrap();
+    let alive = Consumer::attach(&dir, &risk, &AttachOptions::default()).unwrap();
+    let refused = teeline(["ring", "evict"])
+        .arg(&dir)
+        .arg("risk")
+        .run()
+        .refused();
+    assert!(refused.contains("has a live consumer risk"), "{refused}");
+    drop(alive);
+    let unknown = teeline(["ring", "evict"])
+        .arg(&dir)
+        .arg("nobody")
+        .run()
+        .refused();
+    assert!(
+        unknown.contains("has no consumer `nobody`; it has bridge, risk"),
+        "{unknown}"
+    );
+    let named = teeline(["ring", "evict", "--free"])
+        .arg(&dir)
+        .arg("risk")
+        .run()
+        .refused();
+    assert!(named.contains("was named at its creation"), "{named}");
+    teeline(["ring", "evict"])
+        .arg(&dir)
+        .arg("risk")
+        .run()
+        .fine();
+    teeline(["ring", "rm"]).arg(&dir).run().fine();
+}
+
+/// HAZARDS RB-05: an observer's losses are seen while it runs, in another process, and again in its last line.
+#[test]
+fn stat_watches_rates_and_observers_until_the_ring_is_removed() {
+    let rings = Rings::new();
+    let dir = rings.base.path().join("quotes");
+    RingOptions::new("quotes".parse().unwrap())
+        .capacity(1024)
+        .create(&dir, &rings.state, &SystemClock)
+        .unwrap();
+    let mut producer = Producer::attach(&dir, &AttachOptions::default()).unwrap();
+    producer.from_scratch();
+    for _ in 0..100 {
+        producer.publish(MessageType(1), b"quote").unwrap();
+    }
+    let tail = teeline(["ring", "tail", "--json", "--from", "1", "--name", "desk"]).arg(&dir);
+    let mut tail = tail.command().stdout(Stdio::piped()).spawn().unwrap();
+    let mut tailed = BufReader::new(tail.stdout.take().unwrap()).lines();
+    // A lap, then what is there.
+    let mut seen = || serde_json::from_str::<Value>(&tailed.next().unwrap().unwrap()).unwrap();
+    let lost = seen()["last"].as_u64().unwrap();
+    for _ in lost..100 {
+        seen();
+    }
+    let watch = teeline(["ring", "stat", "--json", "--watch=0.05"]).arg(&dir);
+    let mut watch = watch.command().stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut look = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
+    assert_eq!(
+        look()["msgs_per_s"],
+        Value::Null,
+        "nothing to compare with yet"
+    );
+    producer.publish(MessageType(1), b"quote").unwrap();
+    while look()["msgs_per_s"] == 0.0 {}
+    let stat = loop {
+        let stat = look();
+        if stat["observers"][0]["next"] == 102 {
+            break stat;
+        }
+    };
+    let observer = &stat["observers"][0];
+    assert_eq!(
+        (&observer["observer"], &observer["alive"]),
+        (&"desk".into(), &true.into())
+    );
+    assert_eq!(
+        (&observer["lost_msgs"], &observer["loss_events"]),
+        (&lost.into(), &1.into())
+    );
+    assert_eq!(observer["last_lost_last"], lost);
+    let text = teeline(["ring", "stat"]).arg(&dir).run().fine().stdout;
+    assert!(text.contains("desk") && text.contains(" msgs/s"), "{text}");
+
+    drop(producer);
+    teeline(["ring", "rm"]).arg(&dir).run().fine();
+    seen();
+    let end = seen();
+    assert_eq!((&end["lost_msgs"], &end["laps"]), (&lost.into(), &1.into()));
+    assert_eq!(watch.wait().unwrap().code(), Some(0));
+    assert_eq!(tail.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn rm_discards_what_is_not_drained_and_tells_it() {
+    let rings = Rings::new();
+    let dir = rings.create_used();
+    let removed = teeline(["ring", "rm", "--discard", "--json"])
+        .arg(&dir)
+        .run()
+        .fine();
+    let removed = &removed.objects()[0];
+    assert_eq!(removed["discarded"][0]["consumer"], "bridge");
+    assert_eq!(removed["discarded"][0]["first"], 5);
+    assert_eq!(removed["discarded"][1]["last"], 13);
+    assert!(!dir.exists());
 }

@@ -267,7 +267,11 @@ impl RingOptions {
         Ok(Geometry::new(self.capacity, self.alignment, self.stamped)?)
     }
 
-    fn check(&self) -> Result<(), CreateError> {
+    /// Whether there can be a ring as these options say, without making one.
+    ///
+    /// # Errors
+    /// As those of [`create`](Self::create) that do not depend on what is there.
+    pub fn check(&self) -> Result<(), CreateError> {
         self.geometry()?;
         let consumers = &self.consumers;
         let twice = |name: &Name| consumers.iter().filter(|other| *other == name).count() > 1;

@@ -1,17 +1,26 @@
-//! `teeline ring`: look at rings and remove them. Looking never disturbs a ring, nor needs its processes alive.
+//! `teeline ring`: make rings, look at them and remove them. Looking never disturbs a ring, nor needs its processes alive.
 
+mod create;
+mod evict;
+mod memory;
+mod stat;
 mod tail;
 
-use std::{collections::VecDeque, path::PathBuf};
+use std::{
+    collections::VecDeque,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::Subcommand;
 use serde::Serialize;
 use teeline_core::{Name, Position};
 use teeline_ring::{
     Frame, Join,
-    inspect::{self, RingIdentity, RingStat, RoleStat},
+    inspect::{self, RingIdentity},
 };
 
+use self::create::DiscardedFields;
 use crate::{
     command::bytes::{Excerpt, hex},
     output::{Answer, Failure, Output},
@@ -20,16 +29,24 @@ use crate::{
 /// The verbs of `teeline ring`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RingVerb {
+    /// Create a ring, and say what the system granted.
+    Create(create::CreateArgs),
     /// List the rings in a directory.
     Ls {
         /// Where to look.
         #[arg(default_value = "/dev/shm")]
         base: PathBuf,
     },
-    /// Show how far the producer and each consumer of a ring are, and whether they live.
+    /// Show how far the producer, each consumer and the observers that report are and how fast, and who they are since when.
     Stat {
         /// The ring's directory.
         ring: PathBuf,
+        /// How long to look for how fast everybody is, in seconds; 0 shows only where they are.
+        #[arg(long, default_value = "0.2", value_parser = parse_seconds)]
+        interval: Duration,
+        /// Go on, every so many seconds, until the ring is removed or SIGINT comes.
+        #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = parse_seconds)]
+        watch: Option<Duration>,
     },
     /// Follow a ring as messages are published, without holding anybody back, and say what was missed. Ends when the ring
     /// is removed, or at SIGINT.
@@ -39,6 +56,9 @@ pub(crate) enum RingVerb {
         /// Where to begin: behind the newest message, at the oldest that is there, or at the message of a number.
         #[arg(long, default_value = "newest", value_name = "newest|oldest|SEQ", value_parser = tail::parse_join)]
         from: Join,
+        /// Let others see how it gets on and what it has lost, under this name: `teeline ring stat` shows it.
+        #[arg(long)]
+        name: Option<Name>,
     },
     /// Print every frame that is still in a ring, released or not, oldest first.
     Dump {
@@ -48,11 +68,25 @@ pub(crate) enum RingVerb {
         #[arg(long, short = 'n')]
         last: Option<usize>,
     },
+    /// Let the producer wait no longer for a consumer whose process is gone. It comes back by rejoining, and is told then what
+    /// it has lost.
+    Evict {
+        /// The ring's directory.
+        ring: PathBuf,
+        /// The consumer.
+        consumer: Name,
+        /// Give up its slot, too, for another one to join: of a consumer that joined later.
+        #[arg(long)]
+        free: bool,
+    },
     /// Remove a ring that nobody uses and every consumer has drained.
     Rm {
         /// The ring's directory.
         ring: PathBuf,
-        /// Remove it all the same: what was not released is lost.
+        /// Remove it also when consumers have not drained it; what they lose is printed.
+        #[arg(long)]
+        discard: bool,
+        /// Remove it whoever uses it and whatever state it is in: what was not released is lost.
         #[arg(long)]
         force: bool,
     },
@@ -62,26 +96,28 @@ impl RingVerb {
     /// Does what the verb says.
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let answer = match self {
+            Self::Create(args) => args.run(out),
             Self::Ls { base } => {
                 let rings = inspect::list(base).map_err(Failure::new)?;
                 list(&rings, out)
             }
-            Self::Stat { ring } => {
-                let found = inspect::stat(&ring).map_err(Failure::new)?;
-                stat(&StatLine::new(&ring.display().to_string(), &found), out)
-            }
-            Self::Tail { ring, from } => tail::tail(&ring, from, out),
+            Self::Stat {
+                ring,
+                interval,
+                watch,
+            } => stat::run(&ring, watch.unwrap_or(interval), watch.is_some(), out),
+            Self::Tail { ring, from, name } => tail::tail(&ring, from, name.as_ref(), out),
             Self::Dump { ring, last } => dump(&ring, last, out),
-            Self::Rm { ring, force } => {
-                teeline_ring::remove(&ring, force).map_err(Failure::new)?;
-                let ring = ring.display().to_string();
-                if out.is_json() {
-                    out.object(&RemovedLine { removed: &ring })?;
-                } else {
-                    out.line(format_args!("removed {ring}"))?;
-                }
-                Ok(Answer::Fine)
-            }
+            Self::Evict {
+                ring,
+                consumer,
+                free,
+            } => evict::run(&ring, &consumer, free, out),
+            Self::Rm {
+                ring,
+                discard,
+                force,
+            } => rm(&ring, discard, force, out),
         }?;
         // A last line that did not arrive, as on a full disk, is a failure.
         out.flush()?;
@@ -89,9 +125,40 @@ impl RingVerb {
     }
 }
 
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    text.parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| "not a number of seconds".to_owned())
+}
+
 #[derive(Serialize)]
 struct RemovedLine<'a> {
     removed: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    discarded: Vec<DiscardedFields>,
+}
+
+fn rm(ring: &Path, discard: bool, force: bool, out: &mut Output) -> Result<Answer, Failure> {
+    let discarded = if discard && !force {
+        teeline_ring::discard(ring).map_err(Failure::new)?
+    } else {
+        teeline_ring::remove(ring, force).map_err(Failure::new)?;
+        Vec::new()
+    };
+    let line = RemovedLine {
+        removed: &ring.display().to_string(),
+        discarded: discarded.iter().map(DiscardedFields::new).collect(),
+    };
+    if out.is_json() {
+        out.object(&line)?;
+        return Ok(Answer::Fine);
+    }
+    for discarded in &line.discarded {
+        discarded.print(out)?;
+    }
+    out.line(format_args!("removed {}", line.removed))?;
+    Ok(Answer::Fine)
 }
 
 #[derive(Serialize)]
@@ -115,6 +182,7 @@ struct IdentityFields {
     created_wall_ns: u64,
     retired: bool,
     consumer_names: Vec<String>,
+    spare_slots: u32,
 }
 
 impl IdentityFields {
@@ -129,6 +197,7 @@ impl IdentityFields {
             created_wall_ns: ring.created_wall_ns,
             retired: ring.retired,
             consumer_names: ring.consumers.iter().map(Name::to_string).collect(),
+            spare_slots: ring.spares,
         }
     }
 }
@@ -165,127 +234,6 @@ fn list(rings: &[inspect::RingSummary], out: &mut Output) -> Result<Answer, Fail
         let heads = ["ring", "source", "epoch", "bytes", "consumers", ""];
         out.table(&heads, &rows)?;
     }
-    Ok(Answer::Fine)
-}
-
-#[derive(Serialize)]
-struct StatLine {
-    ring: String,
-    #[serde(flatten)]
-    identity: IdentityFields,
-    position: u64,
-    last_sequence: u64,
-    announced: u64,
-    producer: RoleFields,
-    consumers: Vec<ConsumerFields>,
-}
-
-#[derive(Serialize)]
-struct RoleFields {
-    /// Whether somebody holds the role now.
-    alive: bool,
-    /// Who took it last, in its own PID namespace.
-    pid: Option<u32>,
-    since_wall_ns: Option<u64>,
-    #[serde(skip)]
-    text: String,
-}
-
-#[derive(Serialize)]
-struct ConsumerFields {
-    consumer: String,
-    position: u64,
-    last_released: u64,
-    lag_bytes: u64,
-    lag_msgs: u64,
-    #[serde(flatten)]
-    role: RoleFields,
-}
-
-impl RoleFields {
-    fn new(role: &RoleStat) -> Self {
-        Self {
-            alive: role.alive,
-            pid: role.owner.map(|owner| owner.pid),
-            since_wall_ns: role.owner.map(|owner| owner.since_wall_ns),
-            text: match (role.alive, role.owner) {
-                (true, Some(owner)) => format!("alive, {owner}"),
-                (true, None) => "alive".to_owned(),
-                (false, Some(owner)) => format!("gone, was process {}", owner.pid),
-                (false, None) => "never attached".to_owned(),
-            },
-        }
-    }
-}
-
-impl StatLine {
-    fn new(ring: &str, stat: &RingStat) -> Self {
-        let consumers = stat.consumers.iter().map(|consumer| ConsumerFields {
-            consumer: consumer.name.to_string(),
-            position: consumer.position.0,
-            last_released: consumer.last_released.0,
-            lag_bytes: consumer.lag,
-            lag_msgs: stat
-                .last_sequence
-                .0
-                .saturating_sub(consumer.last_released.0),
-            role: RoleFields::new(&consumer.role),
-        });
-        Self {
-            ring: ring.to_owned(),
-            identity: IdentityFields::new(&stat.ring),
-            position: stat.position.0,
-            last_sequence: stat.last_sequence.0,
-            announced: stat.announced.0,
-            producer: RoleFields::new(&stat.producer),
-            consumers: consumers.collect(),
-        }
-    }
-}
-
-fn stat(line: &StatLine, out: &mut Output) -> Result<Answer, Failure> {
-    if out.is_json() {
-        out.object(line)?;
-        return Ok(Answer::Fine);
-    }
-    let ring = &line.identity;
-    let also = |is: bool, text| if is { text } else { "" };
-    out.line(format_args!("ring       {}", line.ring))?;
-    out.line(format_args!(
-        "source     {} ({}), epoch {}",
-        ring.source, ring.source_id, ring.epoch
-    ))?;
-    out.line(format_args!(
-        "size       {} bytes, frames aligned to {}{}{}",
-        ring.capacity_bytes,
-        ring.alignment_bytes,
-        also(ring.stamped, ", stamped"),
-        also(ring.retired, ", retired")
-    ))?;
-    out.line(format_args!(
-        "published  through sequence {}, position {}",
-        line.last_sequence, line.position
-    ))?;
-    out.line(format_args!("producer   {}", line.producer.text))?;
-    if line.consumers.is_empty() {
-        out.line("consumers  none: the producer waits for nobody")?;
-        return Ok(Answer::Fine);
-    }
-    let rows: Vec<Vec<String>> = line
-        .consumers
-        .iter()
-        .map(|consumer| {
-            vec![
-                consumer.consumer.clone(),
-                consumer.last_released.to_string(),
-                consumer.lag_msgs.to_string(),
-                consumer.lag_bytes.to_string(),
-                consumer.role.text.clone(),
-            ]
-        })
-        .collect();
-    let heads = ["consumer", "released", "lag", "lag bytes", "process"];
-    out.table(&heads, &rows)?;
     Ok(Answer::Fine)
 }
 

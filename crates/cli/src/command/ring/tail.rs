@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::Serialize;
-use teeline_core::Sequence;
+use teeline_core::{Name, Sequence};
 use teeline_ring::{Join, ObserveOptions, Observed, Observer, Resume};
 use teeline_sync::{
     atomic::Ordering,
@@ -48,11 +48,19 @@ pub(super) fn parse_join(text: &str) -> Result<Join, String> {
 }
 
 /// Prints what is published until the ring is removed, or SIGINT or SIGTERM comes.
-pub(super) fn tail(ring: &Path, join: Join, out: &mut Output) -> Result<Answer, Failure> {
+pub(super) fn tail(
+    ring: &Path,
+    join: Join,
+    name: Option<&Name>,
+    out: &mut Output,
+) -> Result<Answer, Failure> {
     let stop = stop_on_signals(&STOP)?;
     let resume = Resume::Oldest;
     let mut observer =
         Observer::attach(ring, &ObserveOptions { join, resume }).map_err(Failure::new)?;
+    if let Some(name) = name {
+        observer.report(name).map_err(Failure::new)?;
+    }
     let mut idle = Idle::from(Wait::Backoff);
     let ended = loop {
         // Looked at first: what was published before is still read.
