@@ -7,7 +7,9 @@
 #![forbid(unsafe_code)]
 
 pub mod consumer;
+pub mod dead_letter;
 pub mod hook;
+pub mod limiter;
 pub mod mode;
 pub mod positions;
 pub mod store;

@@ -8,19 +8,10 @@ use teeline_delivery::store::{
 };
 use teeline_log::LogId;
 
+use super::{SCHEMA, places::Place};
+
 const P0: Partition = Partition(0);
 const LOG: LogId = LogId(1);
-
-/// Where a test keeps its database.
-pub(crate) trait World: Sized {
-    type Database: Database;
-
-    /// An empty place; `None` where there is none, with a word on standard error.
-    fn new() -> Option<Self>;
-
-    /// Opens the database there, or makes it.
-    fn open(&self, log: LogId) -> Result<AtomicStore<Self::Database>, StoreError>;
-}
 
 macro_rules! tests {
     ($world:ty) => {
@@ -42,7 +33,7 @@ macro_rules! tests {
         $(
             #[test]
             fn $name() {
-                if let Some(world) = <$world as conformance::World>::new() {
+                if let Some(world) = <$world as places::Place>::new() {
                     conformance::$name(&world);
                 }
             }
@@ -71,8 +62,8 @@ fn fills() -> Name {
     "fills".parse().unwrap()
 }
 
-fn open<W: World>(world: &W) -> AtomicStore<W::Database> {
-    world.open(LOG).unwrap()
+fn open<W: Place>(world: &W) -> AtomicStore<W::Database> {
+    world.open(&SCHEMA, LOG).unwrap()
 }
 
 fn claim<D: Database>(store: &mut AtomicStore<D>, generation: u64) -> Ownership {
@@ -99,7 +90,7 @@ fn total<D: Database>(store: &mut AtomicStore<D>) -> u64 {
     totals.unwrap().iter().sum()
 }
 
-pub(crate) fn state_and_offset_are_found_together_by_the_next_owner<W: World>(world: &W) {
+pub(crate) fn state_and_offset_are_found_together_by_the_next_owner<W: Place>(world: &W) {
     let mut store = open(world);
     let mut owned = claim(&mut store, 1);
     assert_eq!(owned.next(), Offset(0));
@@ -112,7 +103,7 @@ pub(crate) fn state_and_offset_are_found_together_by_the_next_owner<W: World>(wo
 }
 
 /// HAZARDS GD-01: an owner that lost its partition while it was stopped changes nothing when it wakes up.
-pub(crate) fn a_zombie_is_fenced_and_the_error_names_both_sides<W: World>(world: &W) {
+pub(crate) fn a_zombie_is_fenced_and_the_error_names_both_sides<W: Place>(world: &W) {
     let (mut first, mut second) = (open(world), open(world));
     let mut old = claim(&mut first, 1);
     apply(&mut first, &mut old, 10).unwrap();
@@ -145,7 +136,7 @@ pub(crate) fn a_zombie_is_fenced_and_the_error_names_both_sides<W: World>(world:
     assert_eq!(total(&mut second), (0..20).sum());
 }
 
-pub(crate) fn two_owners_of_one_generation_cannot_apply_a_batch_twice<W: World>(world: &W) {
+pub(crate) fn two_owners_of_one_generation_cannot_apply_a_batch_twice<W: Place>(world: &W) {
     let (mut first, mut second) = (open(world), open(world));
     let mut one = claim(&mut first, 1);
     let mut other = claim(&mut second, 1);
@@ -158,7 +149,7 @@ pub(crate) fn two_owners_of_one_generation_cannot_apply_a_batch_twice<W: World>(
 }
 
 pub(crate) fn an_owner_that_lost_its_partition_changes_nothing_beside_the_offset_either<
-    W: World,
+    W: Place,
 >(
     world: &W,
 ) {
@@ -174,7 +165,7 @@ pub(crate) fn an_owner_that_lost_its_partition_changes_nothing_beside_the_offset
     assert_eq!(store.progress().unwrap()[0].next, Offset(0));
 }
 
-pub(crate) fn a_batch_that_fails_or_panics_leaves_no_trace_and_can_be_repeated<W: World>(
+pub(crate) fn a_batch_that_fails_or_panics_leaves_no_trace_and_can_be_repeated<W: Place>(
     world: &W,
 ) {
     let mut store = open(world);
@@ -217,7 +208,7 @@ fn total_in<S: Sql>(tx: &mut S) -> Result<u64, S::Error> {
     Ok(totals.iter().sum())
 }
 
-pub(crate) fn partitions_and_topics_are_kept_apart<W: World>(world: &W) {
+pub(crate) fn partitions_and_topics_are_kept_apart<W: Place>(world: &W) {
     let mut store = open(world);
     let orders = "orders".parse().unwrap();
     let mut fills_0 = claim(&mut store, 1);
@@ -231,7 +222,7 @@ pub(crate) fn partitions_and_topics_are_kept_apart<W: World>(world: &W) {
     assert_eq!(fills_1.next(), Offset(2));
 }
 
-pub(crate) fn a_partition_starts_where_its_first_owner_says<W: World>(world: &W) {
+pub(crate) fn a_partition_starts_where_its_first_owner_says<W: Place>(world: &W) {
     let mut store = open(world);
     let claim = |store: &mut AtomicStore<W::Database>, generation, first| {
         let claimed = store.claim_from(&fills(), P0, generation, Offset(first));
@@ -241,10 +232,10 @@ pub(crate) fn a_partition_starts_where_its_first_owner_says<W: World>(world: &W)
     assert_eq!(claim(&mut store, 2, 7), Offset(40));
 }
 
-pub(crate) fn state_of_another_log_is_refused<W: World>(world: &W) {
+pub(crate) fn state_of_another_log_is_refused<W: Place>(world: &W) {
     let mut store = open(world);
     // Both were first in a new database.
-    let mut late = world.open(LogId(2)).unwrap();
+    let mut late = world.open(&SCHEMA, LogId(2)).unwrap();
     let mut owned = claim(&mut store, 1);
     assert!(matches!(
         late.claim(&fills(), P0, 2),
@@ -252,7 +243,7 @@ pub(crate) fn state_of_another_log_is_refused<W: World>(world: &W) {
     ));
     apply(&mut store, &mut owned, 5).unwrap();
     let other = LogId(2);
-    let error = world.open(other).unwrap_err();
+    let error = world.open(&SCHEMA, other).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(
@@ -264,7 +255,7 @@ pub(crate) fn state_of_another_log_is_refused<W: World>(world: &W) {
 }
 
 /// Two threads apply the same batches under one generation, as fast as they can: each batch takes effect once.
-pub(crate) fn two_owners_at_once_move_an_offset_once<W: World + Sync>(world: &W) {
+pub(crate) fn two_owners_at_once_move_an_offset_once<W: Place + Sync>(world: &W) {
     const BATCHES: u64 = 40;
     let owner = || {
         let mut store = open(world);
@@ -290,7 +281,7 @@ pub(crate) fn two_owners_at_once_move_an_offset_once<W: World + Sync>(world: &W)
     assert_eq!(total(&mut open(world)), (0..BATCHES).sum());
 }
 
-pub(crate) fn numbers_beyond_the_databases_are_errors<W: World>(world: &W) {
+pub(crate) fn numbers_beyond_the_databases_are_errors<W: Place>(world: &W) {
     let mut store = open(world);
     let mut insert =
         |number: u64| store.change(|tx| Ok::<_, Abort<ApplyError, _>>(add(tx, number)?));

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod conformance;
+#[path = "../places/mod.rs"]
+mod places;
 #[cfg(feature = "postgres")]
 mod postgres;
 
@@ -18,9 +20,8 @@ use teeline_log::{
     LogId,
     sqlite::{DatabaseError, Schema},
 };
-use tempfile::TempDir;
 
-use conformance::World;
+use places::File;
 
 const SCHEMA: Schema<'_> = Schema {
     name: "test database",
@@ -104,21 +105,6 @@ fn a_directory_that_is_missing_or_may_not_be_written_gives_one_error_that_says_s
         );
     }
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
-}
-
-/// A file of its own for each test.
-struct File(TempDir);
-
-impl World for File {
-    type Database = teeline_log::sqlite::Database;
-
-    fn new() -> Option<Self> {
-        Some(Self(tempfile::tempdir().unwrap()))
-    }
-
-    fn open(&self, log: LogId) -> Result<AtomicStore, StoreError> {
-        AtomicStore::open(&self.0.path().join("test.db"), &SCHEMA, 0o640, log)
-    }
 }
 
 conformance::tests!(File);

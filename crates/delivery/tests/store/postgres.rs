@@ -1,43 +1,19 @@
 //! The store in PostgreSQL, on the server that `tools/postgres` runs.
 
-use teeline_delivery::store::{AtomicStore, StoreError, postgres::Postgres, sql::Sql};
+use teeline_delivery::store::{AtomicStore, StoreError, sql::Sql};
 use teeline_log::{LogId, sqlite::Schema};
 
 use super::{
-    SCHEMA,
-    conformance::{self, World},
+    SCHEMA, conformance,
+    places::{self, Place, Server},
 };
-
-/// A schema of its own for each test.
-pub(crate) struct Server(String);
-
-impl World for Server {
-    type Database = Postgres;
-
-    fn new() -> Option<Self> {
-        let Ok(server) = std::env::var("TEELINE_POSTGRES") else {
-            eprintln!("skipped: PostgreSQL (run by tools/postgres)");
-            return None;
-        };
-        let schema = format!("t{:016x}", fastrand::u64(..));
-        let mut client = postgres::Client::connect(&server, postgres::NoTls).unwrap();
-        client
-            .batch_execute(&format!("CREATE SCHEMA {schema}"))
-            .unwrap();
-        Some(Self(format!("{server} options=-csearch_path={schema}")))
-    }
-
-    fn open(&self, log: LogId) -> Result<AtomicStore<Postgres>, StoreError> {
-        AtomicStore::connect(&self.0, &SCHEMA, log)
-    }
-}
 
 conformance::tests!(Server);
 
 #[test]
 fn a_database_of_another_version_is_refused() {
     let Some(world) = Server::new() else { return };
-    drop(world.open(LogId(1)).unwrap());
+    drop(world.open(&SCHEMA, LogId(1)).unwrap());
     let newer = Schema {
         version: 2,
         ..SCHEMA
@@ -63,7 +39,7 @@ fn a_server_that_forgets_commits_is_refused() {
 #[test]
 fn a_connection_that_was_cut_fails_one_transaction_and_is_made_again() {
     let Some(world) = Server::new() else { return };
-    let mut store = world.open(LogId(1)).unwrap();
+    let mut store = world.open(&SCHEMA, LogId(1)).unwrap();
     let pid = store
         .read(|tx| {
             let sql = "SELECT pg_backend_pid()::bigint";

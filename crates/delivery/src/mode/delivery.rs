@@ -1,0 +1,538 @@
+//! The delivery: one batch after the other, in the order that the mode says.
+
+use std::time::Duration;
+
+use teeline_core::{Name, Offset, Partition};
+use teeline_log::{Log, groups::Groups, sqlite::Database as Sqlite};
+
+use super::{
+    DeliveryError, Handler, Mode, OnLost, Options,
+    set_aside::Recovery,
+    stream::{Entry, Stream, Task, Which},
+};
+use crate::{
+    consumer::Place,
+    dead_letter::{SetAside, State, table},
+    hook::{CrashHook, CrashPoint},
+    limiter::Limiter,
+    store::{Abort, AtomicStore, Database, identities},
+};
+
+/// Hands the records of a topic to a handler, batch by batch, in one of the modes.
+#[derive(Debug)]
+pub struct Delivery<H, D = Sqlite> {
+    pub(super) mode: Mode,
+    pub(super) handler: H,
+    pub(super) store: AtomicStore<D>,
+    pub(super) groups: Groups,
+    pub(super) group: Name,
+    pub(super) main: Stream,
+    pub(super) recovery: Option<Recovery>,
+    on_lost: OnLost,
+    pub(super) limiter: Option<Limiter>,
+    #[cfg(feature = "test-switches")]
+    two_transactions: bool,
+}
+
+/// How far a batch came.
+enum Done<E> {
+    /// To its end.
+    All,
+    /// The first so many entries are processed; the next one was refused.
+    Until(usize, E),
+}
+
+/// A record that its handler could not read.
+struct Refused<E> {
+    place: Place,
+    is_control: bool,
+    error: E,
+}
+
+impl<D: Database, H: Handler<D>> Delivery<H, D> {
+    /// Takes over all partitions of `topic` as the only member of `group`: an owner before is fenced. `store` has the
+    /// handler's tables.
+    ///
+    /// # Errors
+    ///
+    /// See [`DeliveryError`]. An offset that the log does not hold, or a table that is missing, is refused before anybody is
+    /// fenced.
+    pub fn open(
+        mode: Mode,
+        handler: H,
+        store: AtomicStore<D>,
+        log: &Log,
+        group: &Name,
+        topic: &Name,
+    ) -> Result<Self, DeliveryError<H::Error>> {
+        Self::open_with(mode, handler, store, log, group, topic, Options::default())
+    }
+
+    /// As [`open`](Self::open), with `options`. With a retry policy the schema of `store` has to contain
+    /// [`dead_letter::TABLES`](crate::dead_letter::TABLES), and the log has to be open for writing.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_with(
+        mode: Mode,
+        handler: H,
+        mut store: AtomicStore<D>,
+        log: &Log,
+        group: &Name,
+        topic: &Name,
+        options: Options,
+    ) -> Result<Self, DeliveryError<H::Error>> {
+        let Options {
+            retry,
+            on_lost,
+            limiter,
+        } = options;
+        let topic = log.topic(topic)?;
+        let groups = log.groups()?;
+        if mode == Mode::Idempotent {
+            store.read(|tx| identities::look_for_tables(tx))?;
+        }
+        let mut recovery = retry
+            .map(|retry| {
+                Recovery::open(
+                    retry, mode, on_lost, &mut store, log, &groups, group, &topic,
+                )
+            })
+            .transpose()?;
+        let mut main = Stream::open(&topic, mode, on_lost, &mut store, &groups, group)?;
+        for partition in topic.partitions() {
+            main.claim(partition, mode, on_lost, &mut store, &groups, group)?;
+            if let Some(recovery) = &mut recovery {
+                recovery.claim(partition, mode, on_lost, &mut store, &groups, group)?;
+            }
+        }
+        let mut delivery = Self {
+            mode,
+            handler,
+            store,
+            groups,
+            group: group.clone(),
+            main,
+            recovery,
+            on_lost,
+            limiter,
+            #[cfg(feature = "test-switches")]
+            two_transactions: false,
+        };
+        for partition in topic.partitions() {
+            delivery.load_set_aside(partition)?;
+        }
+        Ok(delivery)
+    }
+
+    /// The partitions, in order.
+    pub fn partitions(&self) -> impl Iterator<Item = Partition> + use<H, D> {
+        let partitions: Vec<_> = self.main.owned.keys().copied().collect();
+        partitions.into_iter()
+    }
+
+    /// The first record of `partition` that is not processed yet.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such partition.
+    #[must_use]
+    pub fn next(&self, partition: Partition) -> Offset {
+        self.main.owned[&partition].next
+    }
+
+    /// The messages that are set aside: while there is any, the state is incomplete.
+    pub fn set_aside(&self) -> impl Iterator<Item = &SetAside> {
+        let held = self.recovery.iter().flat_map(Recovery::held);
+        held.filter(|row| row.state != State::Settled)
+    }
+
+    /// How long a call would find nothing to do for, if no record comes: until a backoff is over, or the limiter admits
+    /// more. `None` if only a record can change that.
+    #[must_use]
+    pub fn pause(&self) -> Option<Duration> {
+        let limited = self.limiter.as_ref().map(Limiter::wait_ns);
+        let limited = limited.filter(|wait_ns| *wait_ns > 0);
+        let due = self.recovery.as_ref().and_then(Recovery::due_in_ns);
+        [limited, due]
+            .into_iter()
+            .flatten()
+            .min()
+            .map(Duration::from_nanos)
+    }
+
+    /// The database, for whoever takes over from here in the same process.
+    #[must_use]
+    pub fn into_store(self) -> AtomicStore<D> {
+        self.store
+    }
+
+    /// The database, for the application to read its own state.
+    pub fn store(&mut self) -> &mut AtomicStore<D> {
+        &mut self.store
+    }
+
+    /// Processes what is there: one batch of at most `limit` records per partition. Returns how many records that were; 0
+    /// means that the state is up to date, or that it has to [pause](Self::pause).
+    ///
+    /// # Errors
+    ///
+    /// See [`DeliveryError`].
+    pub fn run_once(
+        &mut self,
+        limit: usize,
+        hook: &mut CrashHook<'_>,
+    ) -> Result<usize, DeliveryError<H::Error>> {
+        let mut processed = 0;
+        for partition in self.partitions() {
+            processed += self.run_batch(partition, limit, hook)?;
+        }
+        Ok(processed)
+    }
+
+    /// Processes one batch of at most `limit` records of `partition`, and commits it, in the order that the mode says.
+    /// Returns how many records that were. The `hook` may crash it: before each record, and before the commit.
+    ///
+    /// With a retry policy, what was decided and not completed comes first, then messages whose backoff is over, then what
+    /// was redriven or dropped, each up to `limit`.
+    ///
+    /// # Errors
+    ///
+    /// See [`DeliveryError`].
+    ///
+    /// # Panics
+    ///
+    /// If there is no such partition.
+    pub fn run_batch(
+        &mut self,
+        partition: Partition,
+        limit: usize,
+        hook: &mut CrashHook<'_>,
+    ) -> Result<usize, DeliveryError<H::Error>> {
+        let mut processed = 0;
+        if self.recovery.is_some() {
+            processed += self.complete_decisions(partition, hook)?;
+            processed += self.retry_due(partition, limit, hook)?;
+            processed += self.run_stream(Which::Retry, partition, limit, hook)?;
+            self.refuse_too_many(partition)?;
+        }
+        processed += self.run_stream(Which::Main, partition, limit, hook)?;
+        Ok(processed)
+    }
+
+    /// One batch of one of the topics.
+    fn run_stream(
+        &mut self,
+        which: Which,
+        partition: Partition,
+        mut limit: usize,
+        hook: &mut CrashHook<'_>,
+    ) -> Result<usize, DeliveryError<H::Error>> {
+        let mut permit = None;
+        if let Some(limiter) = &self.limiter {
+            let Some(admitted) = limiter.admit(limit) else {
+                return Ok(0);
+            };
+            limit = admitted.records();
+            permit = Some(admitted);
+        }
+        let (mut batch, refused) = self.read_batch(which, partition, limit)?;
+        if let Some(permit) = &mut permit {
+            permit.keep(batch.len().max(usize::from(refused.is_some())));
+        }
+        if batch.is_empty() {
+            let Some(refused) = refused else {
+                return Ok(0);
+            };
+            if self.recovery.is_none() || refused.is_control || self.is_to_stop(&refused.error) {
+                return Err(DeliveryError::Handler(refused.error));
+            }
+            self.refuse(which, &refused.place, &refused.error, true, hook)?;
+            return Ok(1);
+        }
+        let done = self.process(which, partition, &batch, hook)?;
+        if batch
+            .iter()
+            .any(|entry| !matches!(entry.task, Task::Apply(_) | Task::Skip))
+        {
+            self.load_set_aside(partition)?;
+        }
+        match done {
+            Done::All => Ok(batch.len()),
+            Done::Until(processed, error) => {
+                let place = batch.swap_remove(processed).place;
+                if self.is_to_stop(&error) {
+                    return Err(DeliveryError::Handler(error));
+                }
+                self.refuse(which, &place, &error, false, hook)?;
+                Ok(processed + 1)
+            }
+        }
+    }
+
+    /// Processes a batch and commits it, in the order that the mode says.
+    fn process(
+        &mut self,
+        which: Which,
+        partition: Partition,
+        batch: &[Entry<H::Message>],
+        hook: &mut CrashHook<'_>,
+    ) -> Result<Done<H::Error>, DeliveryError<H::Error>> {
+        let end = batch.last().expect("a batch has records").end;
+        match self.mode {
+            Mode::AtMostOnce => {
+                hook(CrashPoint::BeforeCommit);
+                let topic = self.main.topic().name();
+                let generation = self.main.owned[&partition].generation;
+                self.groups
+                    .commit(&self.group, topic, partition, end, generation)?;
+                self.process_each(which, partition, batch, hook)
+            }
+            Mode::AtLeastOnce | Mode::Idempotent => {
+                let done = self.process_each(which, partition, batch, hook)?;
+                hook(CrashPoint::BeforeCommit);
+                self.commit(which, partition)?;
+                Ok(done)
+            }
+            Mode::Atomic => {
+                let done = self.process_atomically(which, partition, batch, hook)?;
+                self.commit(which, partition)?;
+                Ok(done)
+            }
+        }
+    }
+
+    /// Reads up to `limit` records that are to be processed. What cannot be read ends the batch before it, and is refused
+    /// once nothing is left before it.
+    #[expect(clippy::type_complexity, reason = "the two halves of one answer")]
+    fn read_batch(
+        &mut self,
+        which: Which,
+        partition: Partition,
+        limit: usize,
+    ) -> Result<(Vec<Entry<H::Message>>, Option<Refused<H::Error>>), DeliveryError<H::Error>> {
+        let Self {
+            handler,
+            main,
+            recovery,
+            on_lost,
+            ..
+        } = self;
+        let (stream, sorter) = match (which, recovery) {
+            (Which::Main, recovery) => (main, recovery.as_ref().map(|r| r.sorter(partition))),
+            (Which::Retry, Some(recovery)) => recovery.retry_sorter(partition),
+            (Which::Retry, None) => return Ok((Vec::new(), None)),
+        };
+        let mut batch = Vec::new();
+        let mut refused = None;
+        let read = stream.read(partition, limit, *on_lost, |record, place, end| {
+            if refused.is_some() {
+                return;
+            }
+            let sorted = sorter
+                .as_ref()
+                .and_then(|sorter| sorter.sort(record, &place));
+            let task = match sorted {
+                Some(task) => task.read(|record| handler.read(record, &place)),
+                None => handler.read(record, &place).map(Task::Apply),
+            };
+            match task {
+                Ok(task) => batch.push(Entry {
+                    place,
+                    end,
+                    identity: record.identity,
+                    task,
+                }),
+                Err(error) => {
+                    refused = Some(Refused {
+                        place,
+                        is_control: record.control.is_some(),
+                        error,
+                    });
+                }
+            }
+        });
+        if batch.is_empty() && refused.is_none() {
+            read?;
+        }
+        Ok((batch, refused))
+    }
+
+    /// Processes each record in a transaction of its own.
+    fn process_each(
+        &mut self,
+        which: Which,
+        partition: Partition,
+        batch: &[Entry<H::Message>],
+        hook: &mut CrashHook<'_>,
+    ) -> Result<Done<H::Error>, DeliveryError<H::Error>> {
+        for (index, entry) in batch.iter().enumerate() {
+            hook(CrashPoint::BeforeMessage(entry.place.offset));
+            if self.mode == Mode::AtMostOnce {
+                self.main.owned(partition).next = entry.end;
+            }
+            let knows_identities = self.mode == Mode::Idempotent;
+            let Self {
+                handler,
+                group,
+                store,
+                ..
+            } = self;
+            let applied = store.change(|tx| entry.apply(handler, tx, group, knows_identities));
+            match applied {
+                Err(DeliveryError::Handler(error)) if self.recovery.is_some() => {
+                    return Ok(Done::Until(index, error));
+                }
+                applied => applied?,
+            }
+            self.stream(which).owned(partition).next = entry.end;
+        }
+        Ok(Done::All)
+    }
+
+    /// Processes the batch and moves the database's offset behind it, in one transaction. With a retry policy, what comes
+    /// before a record that was refused is a batch of its own.
+    fn process_atomically(
+        &mut self,
+        which: Which,
+        partition: Partition,
+        batch: &[Entry<H::Message>],
+        hook: &mut CrashHook<'_>,
+    ) -> Result<Done<H::Error>, DeliveryError<H::Error>> {
+        let Some(last) = batch.last() else {
+            return Ok(Done::All);
+        };
+        let end = last.end;
+        let Self {
+            handler,
+            group,
+            store,
+            main,
+            recovery,
+            ..
+        } = self;
+        let has_policy = recovery.is_some();
+        let stream = match (which, recovery) {
+            (Which::Retry, Some(recovery)) => &mut recovery.stream,
+            _ => main,
+        };
+        let owned = stream.owned(partition);
+        let ownership = owned
+            .ownership
+            .as_mut()
+            .expect("in the atomic mode, partitions are claimed in the store");
+        let mut reached = 0;
+        let process = |tx: &mut D::Tx<'_>| {
+            for (index, entry) in batch.iter().enumerate() {
+                reached = index;
+                hook(CrashPoint::BeforeMessage(entry.place.offset));
+                entry.apply(handler, tx, group, false)?;
+            }
+            hook(CrashPoint::BeforeCommit);
+            Ok::<_, Abort<DeliveryError<H::Error>, D::Failure>>(())
+        };
+        #[cfg(feature = "test-switches")]
+        if self.two_transactions {
+            store.change(process)?;
+            store.apply(ownership, end, |_| {
+                hook(CrashPoint::BeforeCommit);
+                Ok::<_, Abort<DeliveryError<H::Error>, D::Failure>>(())
+            })?;
+            owned.next = end;
+            return Ok(Done::All);
+        }
+        match store.apply(ownership, end, process) {
+            Err(DeliveryError::Handler(error)) if has_policy => {
+                match self.process_atomically(which, partition, &batch[..reached], hook)? {
+                    Done::All => Ok(Done::Until(reached, error)),
+                    sooner @ Done::Until(..) => Ok(sooner),
+                }
+            }
+            applied => {
+                applied?;
+                owned.next = end;
+                Ok(Done::All)
+            }
+        }
+    }
+
+    pub(super) fn stream(&mut self, which: Which) -> &mut Stream {
+        match (which, &mut self.recovery) {
+            (Which::Retry, Some(recovery)) => &mut recovery.stream,
+            _ => &mut self.main,
+        }
+    }
+
+    /// Commits how far the partition is.
+    pub(super) fn commit(
+        &mut self,
+        which: Which,
+        partition: Partition,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        let stream = match (which, &self.recovery) {
+            (Which::Retry, Some(recovery)) => &recovery.stream,
+            _ => &self.main,
+        };
+        stream.commit(partition, &self.groups, &self.group)
+    }
+
+    /// Breaks the one-transaction rule of the atomic mode on purpose, to prove that an audit notices: commits the state
+    /// first, the offset in a second transaction. The hook's [`CrashPoint::BeforeCommit`] comes before each of the two.
+    #[cfg(feature = "test-switches")]
+    #[doc(hidden)]
+    pub fn commit_in_two_transactions(&mut self) {
+        self.two_transactions = true;
+    }
+}
+
+impl<M> Entry<M> {
+    /// Does what is to be done about the record, in the transaction of its batch.
+    fn apply<D: Database, H: Handler<D, Message = M>>(
+        &self,
+        handler: &mut H,
+        tx: &mut D::Tx<'_>,
+        group: &Name,
+        knows_identities: bool,
+    ) -> Result<(), Abort<DeliveryError<H::Error>, D::Failure>> {
+        let Self {
+            place, identity, ..
+        } = self;
+        let message = match &self.task {
+            Task::Skip => return Ok(()),
+            Task::Apply(message) => {
+                if knows_identities && !identities::note(tx, place, *identity)? {
+                    return Ok(());
+                }
+                message
+            }
+            Task::Wait(copied) => {
+                if knows_identities {
+                    if !identities::note(tx, place, *identity)? {
+                        return Ok(());
+                    }
+                    identities::set_aside(tx, place, *identity)?;
+                }
+                return Ok(table::insert(
+                    tx,
+                    group,
+                    &SetAside::waiting(place, copied),
+                    copied,
+                )?);
+            }
+            Task::Redrive(order) => {
+                if !order.settle(tx, group, knows_identities)? {
+                    return Ok(());
+                }
+                &order.message
+            }
+            Task::Drop(order) => {
+                order.settle(tx, group, knows_identities)?;
+                return Ok(());
+            }
+        };
+        handler
+            .apply(tx, place, message)
+            .map_err(|abort| abort.map_refused(DeliveryError::Handler))
+    }
+}

@@ -1,0 +1,642 @@
+//! What a delivery does about messages that are refused: parks them, tries them again, gives them up.
+
+use std::collections::{BTreeMap, HashSet};
+
+use teeline_core::{Epoch, Name, Offset, Partition};
+use teeline_log::{Log, Record, Topic, groups::Groups};
+
+use super::{
+    Delivery, DeliveryError, Handler, Mode, OnLost, Verdict,
+    stream::{Order, Stream, Task, Which},
+};
+use crate::{
+    consumer::Place,
+    dead_letter::{
+        Copied, DeadLetterError, Letters, Obituary, Order as Keep, Ordered, Retry, SetAside, State,
+        order_of, table,
+    },
+    hook::{CrashHook, CrashPoint},
+    store::{Abort, AtomicStore, Database, identities, sql::Sql},
+};
+
+/// Longest error text that is kept, in bytes: an error is a sentence.
+const ERROR_BYTES_MAX: usize = 1_000;
+
+/// What a delivery with a retry policy has beside its topic.
+#[derive(Debug)]
+pub(super) struct Recovery {
+    retry: Retry,
+    letters: Letters,
+    /// Which life of the database gives the numbers.
+    epoch: Epoch,
+    /// The group's own topic, from which dead letters come back.
+    pub(super) stream: Stream,
+    /// The rows of the database, as this owner knows them: those of the topic first, then those of the retry topic.
+    held: BTreeMap<Partition, Vec<SetAside>>,
+}
+
+/// Sorts out what has been decided about records of one partition.
+pub(super) struct Sorter<'a> {
+    which: Which,
+    epoch: Epoch,
+    held: &'a [SetAside],
+    /// Keys whose messages wait.
+    blocked: HashSet<&'a [u8]>,
+}
+
+/// What is to be done about a record, before its handler has read it.
+pub(super) enum Sorted<'a> {
+    Skip,
+    Wait(Box<Copied>),
+    Redrive(Box<Copied>, &'a SetAside, Place),
+    Drop(Box<Copied>, &'a SetAside, Place),
+}
+
+/// Where the offset goes in a transaction.
+#[derive(Clone, Copy)]
+enum Move {
+    Stay,
+    To(Offset),
+}
+
+impl Recovery {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of a delivery that is being made"
+    )]
+    pub(super) fn open<D: Database, E>(
+        retry: Retry,
+        mode: Mode,
+        on_lost: OnLost,
+        store: &mut AtomicStore<D>,
+        log: &Log,
+        groups: &Groups,
+        group: &Name,
+        topic: &Topic,
+    ) -> Result<Self, DeliveryError<E>> {
+        if mode == Mode::AtMostOnce {
+            return Err(DeadLetterError::TriedOnce.into());
+        }
+        store.read(|tx| table::look_for_tables(tx))?;
+        let letters = Letters::open(log, topic, group)?;
+        let now = Epoch(retry.clock.wall_ns() / 1_000);
+        let (epoch, decided) = store.change(|tx| {
+            Ok::<_, Abort<DeliveryError<E>, _>>(table::numbers(tx, group, topic.name(), now)?)
+        })?;
+        letters.refuse_older_database(|| store.name(), epoch, decided)?;
+        let stream = Stream::open(letters.retry(), mode, on_lost, store, groups, group)?;
+        Ok(Self {
+            retry,
+            letters,
+            epoch,
+            stream,
+            held: BTreeMap::new(),
+        })
+    }
+
+    pub(super) fn claim<D: Database, E>(
+        &mut self,
+        partition: Partition,
+        mode: Mode,
+        on_lost: OnLost,
+        store: &mut AtomicStore<D>,
+        groups: &Groups,
+        group: &Name,
+    ) -> Result<(), DeliveryError<E>> {
+        self.stream
+            .claim(partition, mode, on_lost, store, groups, group)
+    }
+
+    pub(super) fn held(&self) -> impl Iterator<Item = &SetAside> {
+        self.held.values().flatten()
+    }
+
+    fn of(&self, partition: Partition) -> &[SetAside] {
+        self.held.get(&partition).map_or(&[], Vec::as_slice)
+    }
+
+    fn which(&self, row: &SetAside) -> Which {
+        if row.place.topic == *self.stream.topic().name() {
+            Which::Retry
+        } else {
+            Which::Main
+        }
+    }
+
+    pub(super) fn sorter(&self, partition: Partition) -> Sorter<'_> {
+        let held = self.of(partition);
+        let keeps_order = self.retry.policy.order == Keep::PerKey;
+        let unsettled = held.iter().filter(|row| row.state != State::Settled);
+        Sorter {
+            which: Which::Main,
+            epoch: self.epoch,
+            held,
+            blocked: unsettled
+                .filter(|_| keeps_order)
+                .filter_map(|row| row.key.as_deref())
+                .collect(),
+        }
+    }
+
+    pub(super) fn retry_sorter(
+        &mut self,
+        partition: Partition,
+    ) -> (&mut Stream, Option<Sorter<'_>>) {
+        let held = self.held.get(&partition).map_or(&[][..], Vec::as_slice);
+        let sorter = Sorter {
+            which: Which::Retry,
+            epoch: self.epoch,
+            held,
+            blocked: HashSet::new(),
+        };
+        (&mut self.stream, Some(sorter))
+    }
+
+    /// How long until a parked message is due, in nanoseconds.
+    pub(super) fn due_in_ns(&self) -> Option<u64> {
+        let parked = self.held().filter(|row| row.state == State::Parked);
+        let due = parked.map(|row| row.due_ns).min()?;
+        Some(due.saturating_sub(self.retry.clock.wall_ns()))
+    }
+
+    /// The next message whose turn it is: one whose backoff is over, or the first of a key that nothing stands before.
+    fn due(&self, partition: Partition) -> Option<SetAside> {
+        let now = self.retry.clock.wall_ns();
+        let rows = self.of(partition);
+        let mut taken: HashSet<&[u8]> = rows
+            .iter()
+            .filter(|row| matches!(row.state, State::Parked | State::GivenUp | State::Dead))
+            .filter_map(|row| row.key.as_deref())
+            .collect();
+        let due = rows.iter().find(|row| match row.state {
+            State::Parked => row.due_ns <= now,
+            State::Waiting => row.key.as_deref().is_none_or(|key| taken.insert(key)),
+            State::GivenUp | State::Dead | State::Settled => false,
+        });
+        due.cloned()
+    }
+}
+
+impl<'a> Sorter<'a> {
+    /// What has been decided about a record; `None` for nothing: the handler is to apply it.
+    pub(super) fn sort(&self, record: &Record<'_>, place: &Place) -> Option<Sorted<'a>> {
+        if self.held.iter().any(|row| row.place == *place) {
+            return Some(Sorted::Skip);
+        }
+        match self.which {
+            Which::Main => {
+                let is_blocked = record.key.is_some_and(|key| self.blocked.contains(key));
+                let waits = is_blocked && record.control.is_none();
+                waits.then(|| Sorted::Wait(Box::new(Copied::of(record))))
+            }
+            Which::Retry => Some(self.sort_order(record, place).unwrap_or(Sorted::Skip)),
+        }
+    }
+
+    /// What a record of the retry topic orders about a dead letter of this database; `None` if that was done before, or if
+    /// it is another database's.
+    fn sort_order(&self, record: &Record<'_>, place: &Place) -> Option<Sorted<'a>> {
+        let (letter, order) = order_of(record.headers)?;
+        let letter = self.held.iter().find(|row| {
+            row.state == State::Dead && (self.epoch, row.number) == (letter.0, Some(letter.1))
+        })?;
+        let copied = Box::new(Copied::of(record));
+        Some(match order {
+            Ordered::Redrive => Sorted::Redrive(copied, letter, place.clone()),
+            Ordered::Drop => Sorted::Drop(copied, letter, place.clone()),
+        })
+    }
+}
+
+impl Sorted<'_> {
+    /// The task, with the message as the handler reads it.
+    pub(super) fn read<M, E>(
+        self,
+        read: impl FnOnce(&Record<'_>) -> Result<M, E>,
+    ) -> Result<Task<M>, E> {
+        Ok(match self {
+            Self::Skip => Task::Skip,
+            Self::Wait(copied) => Task::Wait(copied),
+            Self::Redrive(copied, letter, place) => Task::Redrive(Box::new(Order {
+                letter: letter.clone(),
+                origin: copied.origin(&place),
+                message: read(&copied.record(place.offset))?,
+            })),
+            Self::Drop(copied, letter, place) => Task::Drop(Box::new(Order {
+                letter: letter.clone(),
+                origin: copied.origin(&place),
+                message: (),
+            })),
+        })
+    }
+}
+
+impl<M> Order<M> {
+    /// Settles the dead letter, unless somebody has done it: then there is nothing to do.
+    pub(super) fn settle<S: Sql>(
+        &self,
+        tx: &mut S,
+        group: &Name,
+        knows_identities: bool,
+    ) -> Result<bool, S::Error> {
+        if !table::change(tx, group, &self.letter, &self.letter.settled())? {
+            return Ok(false);
+        }
+        if knows_identities {
+            identities::note(tx, &self.origin.place, self.origin.identity)?;
+        }
+        Ok(true)
+    }
+}
+
+impl SetAside {
+    pub(super) fn waiting(place: &Place, message: &Copied) -> Self {
+        Self {
+            place: place.clone(),
+            state: State::Waiting,
+            number: None,
+            attempts: 0,
+            due_ns: 0,
+            failed_ns: 0,
+            error: String::new(),
+            key: message.key.clone(),
+        }
+    }
+
+    fn settled(&self) -> Self {
+        Self {
+            state: State::Settled,
+            ..self.clone()
+        }
+    }
+}
+
+impl<D: Database, H: Handler<D>> Delivery<H, D> {
+    /// Reads what the database says about a partition, and forgets what will not be met again.
+    pub(super) fn load_set_aside(
+        &mut self,
+        partition: Partition,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        let Some(recovery) = &mut self.recovery else {
+            return Ok(());
+        };
+        let group = &self.group;
+        let topics = [&self.main, &recovery.stream]
+            .map(|stream| (stream.topic().name(), stream.owned[&partition].next));
+        let mut rows = self
+            .store
+            .read(|tx| table::rows(tx, group, partition, &topics))?;
+        // In the other modes a crash may bring the group back to where it committed last.
+        let is_behind = |row: &SetAside| {
+            row.state == State::Settled
+                && topics
+                    .iter()
+                    .any(|(topic, next)| row.place.topic == **topic && row.place.offset < *next)
+        };
+        rows.retain(|row| !is_behind(row));
+        recovery.held.insert(partition, rows);
+        Ok(())
+    }
+
+    /// Forgets settled messages that the group has passed for good.
+    fn forget_settled(&mut self, partition: Partition) -> Result<(), DeliveryError<H::Error>> {
+        let Some(recovery) = &self.recovery else {
+            return Ok(());
+        };
+        let group = &self.group;
+        let topics = [&self.main, &recovery.stream]
+            .map(|stream| (stream.topic().name(), stream.owned[&partition].next));
+        self.store.change(|tx| {
+            for topic in topics {
+                table::forget(tx, group, partition, topic)?;
+            }
+            Ok::<_, Abort<DeliveryError<H::Error>, D::Failure>>(())
+        })
+    }
+
+    pub(super) fn is_to_stop(&self, error: &H::Error) -> bool {
+        self.handler.verdict(error) == Verdict::Stop
+    }
+
+    fn recovery(&self) -> &Recovery {
+        self.recovery
+            .as_ref()
+            .expect("messages are set aside only where there is a policy")
+    }
+
+    /// Stops a consumer that sets everything aside.
+    pub(super) fn refuse_too_many(
+        &self,
+        partition: Partition,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        let recovery = self.recovery();
+        let unsettled = recovery.of(partition).iter();
+        let count = unsettled.filter(|row| row.state != State::Settled).count();
+        if count <= recovery.retry.policy.set_aside_max {
+            return Ok(());
+        }
+        let place = Place::new(self.main.topic(), partition, self.next(partition));
+        Err(DeadLetterError::TooMany { count, place }.into())
+    }
+
+    /// Sets a message aside that was refused for the first time: parks it, or gives it up.
+    pub(super) fn refuse(
+        &mut self,
+        which: Which,
+        place: &Place,
+        error: &H::Error,
+        is_unreadable: bool,
+        hook: &mut CrashHook<'_>,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        let message = self.stream(which).copy(place)?;
+        let row = self.next_attempt(&SetAside::waiting(place, &message), error, is_unreadable);
+        if row.state == State::GivenUp {
+            let row = self.give_up(None, row, &message, hook)?;
+            return self.complete(&row, &message, hook);
+        }
+        let replaced = self.redriven(&message);
+        let origin = message.origin(place);
+        let knows_identities = self.mode == Mode::Idempotent;
+        let next = Move::To(Offset(place.offset.0 + 1));
+        self.transact(which, place.partition, next, |tx, group, _| {
+            if let Some(replaced) = &replaced {
+                table::change(tx, group, replaced, &replaced.settled())?;
+            }
+            if knows_identities {
+                identities::note(tx, &origin.place, origin.identity)?;
+                identities::set_aside(tx, &origin.place, origin.identity)?;
+            }
+            table::insert(tx, group, &row, &message)?;
+            Ok(())
+        })?;
+        self.commit(which, place.partition)?;
+        self.load_set_aside(place.partition)
+    }
+
+    /// What is decided about a message after another attempt has failed.
+    fn next_attempt(&self, before: &SetAside, error: &H::Error, is_unreadable: bool) -> SetAside {
+        let Retry { policy, clock } = &self.recovery().retry;
+        let now = clock.wall_ns();
+        let attempts = before.attempts + 1;
+        let is_over = attempts >= policy.attempts
+            || is_unreadable
+            || self.handler.verdict(error) == Verdict::DeadLetter;
+        let backoff = u64::try_from(policy.backoff.after(attempts).as_nanos()).unwrap_or(u64::MAX);
+        SetAside {
+            state: if is_over {
+                State::GivenUp
+            } else {
+                State::Parked
+            },
+            attempts,
+            due_ns: now.saturating_add(backoff),
+            failed_ns: now,
+            error: shortened(error.to_string()),
+            ..before.clone()
+        }
+    }
+
+    /// Tries the messages whose turn it is, up to `limit`, and says how many.
+    pub(super) fn retry_due(
+        &mut self,
+        partition: Partition,
+        limit: usize,
+        hook: &mut CrashHook<'_>,
+    ) -> Result<usize, DeliveryError<H::Error>> {
+        let mut tried = 0;
+        while tried < limit
+            && let Some(row) = self.recovery().due(partition)
+        {
+            let mut permit = None;
+            if let Some(limiter) = &self.limiter {
+                permit = limiter.admit(1);
+                if permit.is_none() {
+                    break;
+                }
+            }
+            self.retry(&row, hook)?;
+            drop(permit);
+            tried += 1;
+        }
+        if tried > 0 {
+            self.forget_settled(partition)?;
+        }
+        Ok(tried)
+    }
+
+    /// Tries one message again.
+    fn retry(
+        &mut self,
+        row: &SetAside,
+        hook: &mut CrashHook<'_>,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        let place = &row.place;
+        let group = &self.group;
+        let message = self.store.read(|tx| table::message(tx, group, place))?;
+        let Some(message) = message else {
+            return self.load_set_aside(place.partition); // another owner has settled and forgotten it
+        };
+        let origin = message.origin(place);
+        let read = self.handler.read(&message.record(place.offset), place);
+        let is_unreadable = read.is_err();
+        let knows_identities = self.mode == Mode::Idempotent;
+        let tried = match read {
+            Err(error) => Err(DeliveryError::Handler(error)),
+            Ok(read) => {
+                let which = self.recovery().which(row);
+                self.transact(which, place.partition, Move::Stay, |tx, group, handler| {
+                    if !table::change(tx, group, row, &row.settled())? {
+                        return Ok(());
+                    }
+                    if knows_identities && !identities::note(tx, &origin.place, origin.identity)? {
+                        return Ok(());
+                    }
+                    hook(CrashPoint::BeforeMessage(place.offset));
+                    handler
+                        .apply(tx, place, &read)
+                        .map_err(|abort| abort.map_refused(DeliveryError::Handler))?;
+                    hook(CrashPoint::BeforeCommit);
+                    Ok(())
+                })
+            }
+        };
+        let error = match tried {
+            Ok(()) => return self.load_set_aside(place.partition),
+            Err(DeliveryError::Handler(error)) if !self.is_to_stop(&error) => error,
+            Err(error) => return Err(error),
+        };
+        let after = self.next_attempt(row, &error, is_unreadable);
+        if after.state == State::GivenUp {
+            let after = self.give_up(Some(row), after, &message, hook)?;
+            return self.complete(&after, &message, hook);
+        }
+        let which = self.recovery().which(row);
+        self.transact(which, place.partition, Move::Stay, |tx, group, _| {
+            table::change(tx, group, row, &after)?;
+            Ok(())
+        })?;
+        self.load_set_aside(place.partition)
+    }
+
+    /// Decides on record that a message is given up, and under which number. `before` is its row, if it has one.
+    fn give_up(
+        &mut self,
+        before: Option<&SetAside>,
+        after: SetAside,
+        message: &Copied,
+        hook: &mut CrashHook<'_>,
+    ) -> Result<SetAside, DeliveryError<H::Error>> {
+        let topic = self.main.topic().name().clone();
+        let which = self.recovery().which(&after);
+        let place = after.place.clone();
+        let decided = self.transact(which, place.partition, Move::Stay, |tx, group, _| {
+            let row = SetAside {
+                number: Some(table::next_number(tx, group, &topic)?),
+                ..after
+            };
+            match before {
+                None => table::insert(tx, group, &row, message)?,
+                Some(before) => {
+                    table::change(tx, group, before, &row)?;
+                }
+            }
+            Ok(row)
+        })?;
+        // Whatever happens from here on, the next call completes it.
+        self.load_set_aside(place.partition)?;
+        hook(CrashPoint::Decided(place.offset));
+        Ok(decided)
+    }
+
+    /// Completes what was decided and not completed, in the order of the numbers.
+    pub(super) fn complete_decisions(
+        &mut self,
+        partition: Partition,
+        hook: &mut CrashHook<'_>,
+    ) -> Result<usize, DeliveryError<H::Error>> {
+        let rows = self.recovery().of(partition).iter();
+        let given_up = rows.filter(|row| row.state == State::GivenUp);
+        let mut given_up: Vec<SetAside> = given_up.cloned().collect();
+        given_up.sort_by_key(|row| row.number);
+        for row in &given_up {
+            let group = &self.group;
+            let message = self
+                .store
+                .read(|tx| table::message(tx, group, &row.place))?;
+            if let Some(message) = message {
+                self.complete(row, &message, hook)?;
+            }
+        }
+        Ok(given_up.len())
+    }
+
+    /// Stores the dead letter of a message that was given up; then marks it, and moves the offset if it stands in front of
+    /// the message.
+    fn complete(
+        &mut self,
+        row: &SetAside,
+        message: &Copied,
+        hook: &mut CrashHook<'_>,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        let place = &row.place;
+        let origin = message.origin(place);
+        let recovery = self.recovery();
+        let which = recovery.which(row);
+        let number = row.number.expect("what is given up has a number");
+        recovery.letters.store(
+            place.partition,
+            (recovery.epoch, number),
+            message,
+            Obituary {
+                origin: &origin,
+                attempts: row.attempts,
+                error: &row.error,
+                failed_ns: row.failed_ns,
+            },
+        )?;
+        hook(CrashPoint::DeadLetterStored(place.offset));
+        let replaced = self.redriven(message);
+        let dead = SetAside {
+            state: State::Dead,
+            ..row.clone()
+        };
+        let knows_identities = self.mode == Mode::Idempotent;
+        let is_in_front = self.stream(which).owned[&place.partition].next <= place.offset;
+        let next = match is_in_front {
+            true => Move::To(Offset(place.offset.0 + 1)),
+            false => Move::Stay,
+        };
+        self.transact(which, place.partition, next, |tx, group, _| {
+            if !table::change(tx, group, row, &dead)? {
+                return Ok(()); // another owner was faster, with the same dead letter
+            }
+            if let Some(replaced) = &replaced {
+                table::change(tx, group, replaced, &replaced.settled())?;
+            }
+            if knows_identities {
+                identities::note(tx, &origin.place, origin.identity)?;
+                identities::set_aside(tx, &origin.place, origin.identity)?;
+            }
+            Ok(())
+        })?;
+        if is_in_front {
+            self.commit(which, place.partition)?;
+        }
+        self.load_set_aside(place.partition)
+    }
+
+    /// The dead letter that this message was, if it was redriven.
+    fn redriven(&self, message: &Copied) -> Option<SetAside> {
+        let recovery = self.recovery();
+        let ((epoch, number), _) = order_of(message.headers())?;
+        let mut dead = recovery.held().filter(|row| row.state == State::Dead);
+        dead.find(|row| (recovery.epoch, row.number) == (epoch, Some(number)))
+            .cloned()
+    }
+
+    /// Runs `body` in one transaction that moves the offset as told; in the atomic mode only if the partition is still owned.
+    fn transact<T>(
+        &mut self,
+        which: Which,
+        partition: Partition,
+        offset: Move,
+        body: impl FnOnce(
+            &mut D::Tx<'_>,
+            &Name,
+            &mut H,
+        ) -> Result<T, Abort<DeliveryError<H::Error>, D::Failure>>,
+    ) -> Result<T, DeliveryError<H::Error>> {
+        let Self {
+            handler,
+            store,
+            group,
+            main,
+            recovery,
+            ..
+        } = self;
+        let stream = match (which, recovery) {
+            (Which::Retry, Some(recovery)) => &mut recovery.stream,
+            _ => main,
+        };
+        let owned = stream.owned(partition);
+        let body = |tx: &mut D::Tx<'_>| body(tx, group, handler);
+        let value = match (&mut owned.ownership, offset) {
+            (Some(ownership), Move::To(next)) => store.apply(ownership, next, body)?,
+            (Some(ownership), Move::Stay) => store.change_as_owner(ownership, body)?,
+            (None, _) => store.change(body)?,
+        };
+        if let Move::To(next) = offset {
+            owned.next = next;
+        }
+        Ok(value)
+    }
+}
+
+/// The beginning of a text.
+fn shortened(mut text: String) -> String {
+    if text.len() > ERROR_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(ERROR_BYTES_MAX - '…'.len_utf8()));
+        text.push('…');
+    }
+    text
+}

@@ -1,0 +1,264 @@
+//! One topic that a delivery reads, and what it has read of it.
+
+use std::collections::BTreeMap;
+
+use teeline_core::{Identity, Name, Offset, Partition};
+use teeline_log::{Control, Headers, ReadError, Record, Topic, groups::Groups};
+
+use super::{DeliveryError, Mode, OnLost};
+use crate::{
+    consumer::{Consumer, ConsumerError, Place},
+    dead_letter::{Copied, Origin, SetAside},
+    store::{AtomicStore, Database, Ownership},
+};
+
+/// A topic, and how far each partition of it is.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) consumer: Consumer,
+    pub(super) owned: BTreeMap<Partition, Owned>,
+}
+
+/// Which of the two topics that a delivery reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    /// The topic.
+    Main,
+    /// The group's own, from which dead letters come back.
+    Retry,
+}
+
+/// How far a partition is.
+#[derive(Debug)]
+pub(super) struct Owned {
+    pub(super) generation: u64,
+    /// The first record that is not processed yet.
+    pub(super) next: Offset,
+    /// In the atomic mode, the hold on the database's own offset.
+    pub(super) ownership: Option<Ownership>,
+}
+
+/// A record that was read, and what is to be done about it.
+pub(super) struct Entry<M> {
+    pub(super) place: Place,
+    /// The offset after it.
+    pub(super) end: Offset,
+    pub(super) identity: Option<Identity>,
+    pub(super) task: Task<M>,
+}
+
+/// What is to be done about a record.
+pub(super) enum Task<M> {
+    /// The handler applies it.
+    Apply(M),
+    /// It was decided before: nothing.
+    Skip,
+    /// It stands behind a message with the same key, and is set aside.
+    Wait(Box<Copied>),
+    /// A dead letter comes back, and the handler applies it.
+    Redrive(Box<Order<M>>),
+    /// A dead letter is dropped.
+    Drop(Box<Order<()>>),
+}
+
+/// What was decided about a dead letter.
+pub(super) struct Order<M> {
+    pub(super) letter: SetAside,
+    pub(super) origin: Origin,
+    pub(super) message: M,
+}
+
+impl Stream {
+    /// Opens `topic` where the group stands, before any partition of it is claimed.
+    pub(super) fn open<D: Database, E>(
+        topic: &Topic,
+        mode: Mode,
+        on_lost: OnLost,
+        store: &mut AtomicStore<D>,
+        groups: &Groups,
+        group: &Name,
+    ) -> Result<Self, DeliveryError<E>> {
+        let mut starts = starts(mode, store, groups, group, topic)?;
+        if on_lost == OnLost::Report {
+            // What lies before the start is reported when the partition is read.
+            for (partition, next) in &mut starts {
+                let start = topic
+                    .start(*partition)
+                    .map_err(unreadable(topic, *partition))?;
+                *next = start.max(*next);
+            }
+        }
+        Ok(Self {
+            consumer: Consumer::open(topic, starts)?,
+            owned: BTreeMap::new(),
+        })
+    }
+
+    pub(super) fn topic(&self) -> &Topic {
+        self.consumer.topic()
+    }
+
+    /// Becomes the owner of a partition, and only then reads how far it is.
+    pub(super) fn claim<D: Database, E>(
+        &mut self,
+        partition: Partition,
+        mode: Mode,
+        on_lost: OnLost,
+        store: &mut AtomicStore<D>,
+        groups: &Groups,
+        group: &Name,
+    ) -> Result<(), DeliveryError<E>> {
+        let topic = self.topic().name().clone();
+        let first = self.consumer.position(partition);
+        let generation = groups.claim_generation(group, &topic, partition)?;
+        let (ownership, next) = match mode {
+            Mode::Atomic => {
+                let ownership = store.claim_from(&topic, partition, generation, first)?;
+                let next = ownership.next();
+                (Some(ownership), next)
+            }
+            _ => {
+                let committed = groups.committed(group, &topic, partition)?;
+                (None, committed.map_or(first, |committed| committed.next))
+            }
+        };
+        match self.consumer.seek(partition, next) {
+            Err(ConsumerError::BeforeStart { .. }) if on_lost == OnLost::Report => {}
+            sought => sought?,
+        }
+        let owned = Owned {
+            generation,
+            next,
+            ownership,
+        };
+        self.owned.insert(partition, owned);
+        if mode == Mode::Atomic {
+            // A crash may have come between the last transaction and its report.
+            self.commit(partition, groups, group)?;
+        }
+        Ok(())
+    }
+
+    /// Commits how far the partition is, as the group's offset.
+    pub(super) fn commit<E>(
+        &self,
+        partition: Partition,
+        groups: &Groups,
+        group: &Name,
+    ) -> Result<(), DeliveryError<E>> {
+        let owned = &self.owned[&partition];
+        let topic = self.topic().name();
+        groups.commit(group, topic, partition, owned.next, owned.generation)?;
+        Ok(())
+    }
+
+    pub(super) fn owned(&mut self, partition: Partition) -> &mut Owned {
+        self.owned
+            .get_mut(&partition)
+            .expect("all partitions of the topic are claimed when it is opened")
+    }
+
+    /// Hands up to `limit` records from where the partition stands to `f`, each with its place and the offset after it. A
+    /// range that the log has dropped is one record, if losses are to be reported.
+    pub(super) fn read(
+        &mut self,
+        partition: Partition,
+        limit: usize,
+        on_lost: OnLost,
+        mut f: impl FnMut(&Record<'_>, Place, Offset),
+    ) -> Result<(), ConsumerError> {
+        let topic = self.topic().clone();
+        let next = self.owned[&partition].next;
+        // A batch was read, and then failed.
+        let sought = self.consumer.seek(partition, next);
+        let read = sought.and_then(|()| {
+            self.consumer.poll(partition, limit, |record| {
+                let place = Place::new(&topic, partition, record.offset);
+                f(record, place, Offset(record.offset.0 + 1));
+            })
+        });
+        match read {
+            Err(ConsumerError::BeforeStart { place, start }) if on_lost == OnLost::Report => {
+                let record = lost(place.offset, start);
+                f(&record, place, start);
+                Ok(())
+            }
+            read => read.map(drop),
+        }
+    }
+
+    /// Reads one record again.
+    pub(super) fn copy(&self, place: &Place) -> Result<Copied, ConsumerError> {
+        let mut consumer = Consumer::open(self.topic(), [(place.partition, place.offset)])?;
+        let mut copied = None;
+        consumer.poll(place.partition, 1, |record| {
+            if record.offset == place.offset {
+                copied = Some(Copied::of(record));
+            }
+        })?;
+        copied.ok_or_else(|| ConsumerError::BeforeStart {
+            place: place.clone(),
+            start: consumer.position(place.partition),
+        })
+    }
+}
+
+/// The record that stands for what the log has dropped.
+fn lost(first: Offset, start: Offset) -> Record<'static> {
+    Record {
+        offset: first,
+        append_time_ns: 0,
+        identity: None,
+        kind: 0,
+        schema_id: 0,
+        schema_version: 0,
+        control: Some(Control::Lost {
+            first,
+            last: Offset(start.0 - 1),
+        }),
+        headers: Headers::default(),
+        key: None,
+        value: &[],
+        tombstone: false,
+    }
+}
+
+/// How far each partition is, before it is claimed: by the database in the atomic mode, by the group otherwise, and by
+/// the log's start where neither knows.
+fn starts<D: Database, E>(
+    mode: Mode,
+    store: &mut AtomicStore<D>,
+    groups: &Groups,
+    group: &Name,
+    topic: &Topic,
+) -> Result<Vec<(Partition, Offset)>, DeliveryError<E>> {
+    let in_store = store.progress()?;
+    let starts = topic.partitions().map(|partition| {
+        let known = match mode {
+            Mode::Atomic => in_store
+                .iter()
+                .find(|p| p.topic == topic.name().as_str() && p.partition == partition)
+                .map(|p| p.next),
+            _ => groups
+                .committed(group, topic.name(), partition)?
+                .map(|committed| committed.next),
+        };
+        match known {
+            Some(next) => Ok((partition, next)),
+            None => Ok((
+                partition,
+                topic
+                    .start(partition)
+                    .map_err(unreadable(topic, partition))?,
+            )),
+        }
+    });
+    starts.collect()
+}
+
+fn unreadable(topic: &Topic, partition: Partition) -> impl Fn(ReadError) -> ConsumerError {
+    move |source| ConsumerError::Read {
+        place: Place::new(topic, partition, Offset(0)),
+        source,
+    }
+}

@@ -1,0 +1,271 @@
+//! A message that is refused: parked, tried again, given up.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use teeline_core::{Epoch, Identity, Offset, Sequence};
+use teeline_delivery::{
+    consumer::Place as At,
+    dead_letter::{DeadLetterError, Fate, Origin, State},
+    limiter::{Limiter, Limits},
+    mode::{Delivery, DeliveryError, Mode, Options},
+};
+
+use super::{
+    on_each_database,
+    places::Place,
+    world::{BACKOFF, MODES, SCHEMA, World, held, name, settle},
+};
+
+on_each_database!(refused:
+    a_message_that_fails_twice_and_then_works_is_applied_once_and_holds_up_nobody
+    a_message_that_always_fails_becomes_a_dead_letter_that_says_where_it_came_from
+    what_cannot_be_read_is_a_dead_letter_at_once
+    a_backoff_goes_on_after_a_restart
+    a_parked_message_is_kept_when_the_log_has_dropped_it
+    a_consumer_that_sets_everything_aside_stops
+    a_handler_may_say_that_the_consumer_has_to_stop
+);
+
+fn a_message_that_fails_twice_and_then_works_is_applied_once_and_holds_up_nobody<P: Place>() {
+    for mode in MODES {
+        let Some(mut world) = World::<P>::new() else {
+            return;
+        };
+        world.append(0..10);
+        world.refuse(5, 2);
+        let mut delivery = world.open(mode).unwrap();
+        settle(&mut delivery);
+        assert_eq!(world.reached(), [0, 1, 2, 3, 4, 6, 7, 8, 9], "{mode}");
+        assert_eq!(held(&delivery), [(5, State::Parked, 1)], "{mode}");
+        assert_eq!(world.committed("numbers"), Offset(10), "{mode}");
+
+        assert_eq!(delivery.pause(), Some(BACKOFF), "{mode}");
+        world.clock.turn(BACKOFF);
+        settle(&mut delivery);
+        assert_eq!(held(&delivery), [(5, State::Parked, 2)], "{mode}");
+        assert_eq!(delivery.pause(), Some(2 * BACKOFF), "{mode}");
+        world.clock.turn(2 * BACKOFF);
+        settle(&mut delivery);
+        assert_eq!(world.reached(), [0, 1, 2, 3, 4, 6, 7, 8, 9, 5], "{mode}");
+        assert_eq!(held(&delivery), [], "{mode}");
+        assert_eq!(delivery.pause(), None, "{mode}");
+        assert_eq!(world.letters().list().unwrap(), [], "{mode}");
+    }
+}
+
+/// HAZARDS GD-10 (a): one copy, with source partition, offset, producer, number, attempts and error text.
+fn a_message_that_always_fails_becomes_a_dead_letter_that_says_where_it_came_from<P: Place>() {
+    for mode in MODES {
+        let Some(mut world) = World::<P>::new() else {
+            return;
+        };
+        world.append([0, 1]);
+        world.append_keyed("acct-3", 2);
+        world.append([3]);
+        world.refuse(2, u32::MAX);
+        let mut delivery = world.open(mode).unwrap();
+        let began_ns = teeline_core::time::Clock::wall_ns(&*world.clock);
+        for _ in 0..5 {
+            settle(&mut delivery);
+            world.clock.turn(4 * BACKOFF);
+        }
+        assert_eq!(world.reached(), [0, 1, 3], "{mode}");
+        assert_eq!(held(&delivery), [(2, State::Dead, 3)], "{mode}");
+        let letters = world.letters().list().unwrap();
+        let [letter] = &letters[..] else {
+            panic!("{mode}: {letters:?}");
+        };
+        assert_eq!((letter.number, letter.attempts), (1, 3), "{mode}");
+        assert_eq!(letter.error, "2 is refused");
+        assert_eq!(letter.fate, Fate::Undecided);
+        assert_eq!(letter.failed_ns, began_ns + 8_000_000_000);
+        let origin = Origin {
+            place: At {
+                topic: name("numbers"),
+                partition: super::world::P0,
+                offset: Offset(2),
+            },
+            identity: Some(Identity {
+                source: world.writer.source().id(),
+                epoch: Epoch(7),
+                sequence: Sequence(3),
+            }),
+        };
+        assert_eq!(letter.origin, origin);
+        assert_eq!(
+            (letter.kind, letter.key.as_deref()),
+            (9, Some(&b"acct-3"[..]))
+        );
+        assert_eq!(letter.value, 2_u64.to_le_bytes());
+        let topic = world.letters().topic().clone();
+        let mut reader = topic.reader(super::world::P0, letter.offset).unwrap();
+        let read = reader.poll(9, |record| {
+            assert_eq!((record.schema_id, record.schema_version), (40, 2));
+            let mut headers = record.headers;
+            assert!(headers.any(|header| (header.name, header.value) == ("desk", b"7")));
+        });
+        assert_eq!(read.unwrap(), 1);
+    }
+}
+
+fn what_cannot_be_read_is_a_dead_letter_at_once<P: Place>() {
+    for mode in MODES {
+        let Some(mut world) = World::<P>::new() else {
+            return;
+        };
+        world.append_value(None, b"no number");
+        world.append([1]);
+        world.append_value(None, b"none either");
+        let mut delivery = world.open(mode).unwrap();
+        settle(&mut delivery);
+        assert_eq!(world.reached(), [1], "{mode}");
+        let letters = world.letters().list().unwrap();
+        let facts = letters
+            .iter()
+            .map(|letter| (letter.number, letter.attempts, letter.value.as_slice()));
+        assert!(
+            facts.eq([(1, 1, &b"no number"[..]), (2, 1, b"none either")]),
+            "{mode}: {letters:?}"
+        );
+        assert_eq!(
+            letters[0].error,
+            "offset 0 of partition 0 of topic numbers holds no number"
+        );
+    }
+}
+
+fn a_backoff_goes_on_after_a_restart<P: Place>() {
+    for mode in MODES {
+        let Some(mut world) = World::<P>::new() else {
+            return;
+        };
+        world.append(0..3);
+        world.refuse(0, 1);
+        settle(&mut world.open(mode).unwrap());
+        world.clock.turn(BACKOFF / 4);
+        let mut delivery = world.open(mode).unwrap();
+        settle(&mut delivery);
+        assert_eq!(world.reached(), [1, 2], "{mode}");
+        assert_eq!(delivery.pause(), Some(BACKOFF / 4 * 3), "{mode}");
+        world.clock.turn(BACKOFF / 4 * 3);
+        settle(&mut delivery);
+        assert_eq!(world.reached(), [1, 2, 0], "{mode}");
+    }
+}
+
+/// What was parked is read from the database, not from the log.
+fn a_parked_message_is_kept_when_the_log_has_dropped_it<P: Place>() {
+    let Some(mut world) = World::<P>::new() else {
+        return;
+    };
+    world.append(0..2);
+    world.refuse(0, 1);
+    settle(&mut world.open(Mode::Atomic).unwrap());
+    // Damage that any read of the record would find.
+    world.log.close().unwrap();
+    let segment = world.log.root().join("numbers/0/00000000000000000000.log");
+    let mut bytes = std::fs::read(&segment).unwrap();
+    bytes[..4096].fill(0xFF);
+    std::fs::write(&segment, bytes).unwrap();
+    world.clock.turn(BACKOFF);
+    let mut delivery = world.open(Mode::Atomic).unwrap();
+    settle(&mut delivery);
+    assert_eq!(world.reached(), [1, 0]);
+}
+
+fn a_consumer_that_sets_everything_aside_stops<P: Place>() {
+    let Some(mut world) = World::<P>::new() else {
+        return;
+    };
+    world.policy.set_aside_max = 3;
+    world.append(0..10);
+    for number in 0..10 {
+        world.refuse(number, 1);
+    }
+    let mut delivery = world.open(Mode::Atomic).unwrap();
+    for stops in [4, 8] {
+        let error = loop {
+            if let Err(error) = delivery.run_once(1, &mut |_| ()) {
+                break error;
+            }
+        };
+        assert!(
+            matches!(
+                error,
+                DeliveryError::DeadLetter(DeadLetterError::TooMany { count: 4, .. })
+            ),
+            "{error}"
+        );
+        assert_eq!(world.committed("numbers"), Offset(stops));
+        assert_eq!(world.reached(), (0..stops - 4).collect::<Vec<_>>());
+        // Once they are settled, it goes on.
+        world.clock.turn(BACKOFF);
+    }
+    settle(&mut delivery);
+    world.clock.turn(BACKOFF);
+    settle(&mut delivery);
+    assert_eq!(world.reached(), (0..10).collect::<Vec<_>>());
+}
+
+fn a_handler_may_say_that_the_consumer_has_to_stop<P: Place>() {
+    for mode in MODES {
+        let Some(mut world) = World::<P>::new() else {
+            return;
+        };
+        world.append(0..4);
+        world.refuse(2, 1);
+        world.note.stops = true;
+        let mut delivery = world.open(mode).unwrap();
+        let error = delivery.run_once(10, &mut |_| ()).unwrap_err();
+        assert_eq!(error.to_string(), "2 is refused", "{mode}");
+        assert_eq!(world.committed("numbers"), Offset(2), "{mode}");
+        settle(&mut delivery);
+        assert_eq!(world.reached(), [0, 1, 2, 3], "{mode}");
+    }
+}
+
+#[test]
+fn in_the_mode_at_most_once_there_is_nothing_to_try_again() {
+    let world = World::<super::places::File>::new().unwrap();
+    let error = world.open(Mode::AtMostOnce).unwrap_err();
+    assert!(error.to_string().contains("tried once"), "{error}");
+}
+
+#[test]
+fn a_limiter_bounds_how_many_records_are_processed_in_a_second() {
+    let mut world = World::<super::places::File>::new().unwrap();
+    world.append(0..50);
+    let limits = Limits {
+        records_per_s: NonZeroU32::new(5),
+        burst: 2,
+        ..Limits::default()
+    };
+    let options = Options {
+        limiter: Some(Limiter::new(limits, Arc::clone(&world.clock) as _)),
+        ..Options::default()
+    };
+    let store = world.place.open(&SCHEMA, world.log.id()).unwrap();
+    let (group, topic) = (name("g"), name("numbers"));
+    let note = world.note.clone();
+    let opened = Delivery::open_with(
+        Mode::Atomic,
+        note,
+        store,
+        &world.log,
+        &group,
+        &topic,
+        options,
+    );
+    let mut delivery = opened.unwrap();
+    settle(&mut delivery);
+    assert_eq!(world.reached().len(), 2, "a burst");
+    for more in 1..=4 {
+        world.clock.turn(delivery.pause().unwrap());
+        settle(&mut delivery);
+        assert_eq!(world.reached().len(), 2 + more);
+    }
+    world.clock.turn(std::time::Duration::from_secs(60));
+    settle(&mut delivery);
+    assert_eq!(world.reached().len(), 8, "a burst, however long the pause");
+}

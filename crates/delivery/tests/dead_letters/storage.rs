@@ -1,0 +1,109 @@
+//! Dead letters on a disk that is full or read-only, and databases that are older than the log.
+
+use std::{fs, io};
+
+use teeline_core::Offset;
+use teeline_delivery::{
+    dead_letter::{DeadLetterError, State},
+    mode::{DeliveryError, Mode},
+};
+use teeline_log::{
+    AppendError, Log,
+    fake::{FakeDisk, Fault, Operation},
+};
+
+use super::{
+    places::File,
+    world::{MODES, World, held, options, settle},
+};
+
+/// A log on a fake disk; the groups and the consumer's database are real files.
+fn world() -> (FakeDisk, World<File>) {
+    let disk = FakeDisk::new(11);
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("log");
+    fs::create_dir(&root).unwrap();
+    let log = Log::create_on(disk.process(), &root, &options()).unwrap();
+    let mut world = World::on(log, dir).unwrap();
+    world.policy.attempts = 1;
+    world.append(0..4);
+    world.refuse(2, u32::MAX);
+    (disk, world)
+}
+
+/// HAZARDS GD-10 (b) and (c): no offset moves past a message whose dead letter is not stored, and the error says why.
+#[test]
+fn when_a_dead_letter_cannot_be_stored_the_offset_stays_and_the_consumer_says_why() {
+    for mode in MODES {
+        for (kind, full) in [
+            (io::ErrorKind::StorageFull, true),
+            (io::ErrorKind::ReadOnlyFilesystem, false),
+        ] {
+            let (disk, world) = world();
+            let mut delivery = world.open(mode).unwrap();
+            let failing = || {
+                disk.fail(Fault {
+                    operation: Operation::Write,
+                    path_contains: "numbers.g.dlq/0/0".to_owned(),
+                    nth: 1,
+                    kind,
+                });
+            };
+            failing();
+            for _ in 0..2 {
+                let error = loop {
+                    if let Err(error) = delivery.run_once(10, &mut |_| ()) {
+                        break error;
+                    }
+                };
+                let DeliveryError::DeadLetter(DeadLetterError::Append { source, .. }) = &error
+                else {
+                    panic!("{mode}: {error}");
+                };
+                assert_eq!(matches!(source, AppendError::NoSpace(_)), full, "{error}");
+                let text = error.to_string();
+                assert!(text.contains("topic numbers.g.dlq"), "{text}");
+                assert_eq!(world.committed("numbers"), Offset(2), "{mode}");
+                assert_eq!(held(&delivery), [(2, State::GivenUp, 1)], "{mode}");
+                assert_eq!(world.reached(), [0, 1], "{mode}");
+                failing();
+            }
+            // With room again, what was decided is completed: it is not tried again.
+            disk.take_failed();
+            world.refuse(2, 0);
+            drop(delivery);
+            let mut delivery = world.open(mode).unwrap();
+            settle(&mut delivery);
+            assert_eq!(world.reached(), [0, 1, 3], "{mode}");
+            let letters = world.letters().list().unwrap();
+            assert_eq!(letters.len(), 1, "{mode}");
+            assert_eq!((letters[0].number, letters[0].attempts), (1, 1), "{mode}");
+        }
+    }
+}
+
+#[test]
+fn an_older_copy_of_the_database_is_refused_before_it_gives_a_number_twice() {
+    let mut world = World::<File>::new().unwrap();
+    world.policy.attempts = 1;
+    world.append(0..2);
+    world.refuse(1, 1);
+    let path = world.place.0.path().join("test.db");
+    let copy = world.place.0.path().join("copy.db");
+    drop(world.open(Mode::Atomic).unwrap());
+    fs::copy(&path, &copy).unwrap();
+    settle(&mut world.open(Mode::Atomic).unwrap());
+    fs::copy(&copy, &path).unwrap();
+    for rest in ["test.db-wal", "test.db-shm"] {
+        drop(fs::remove_file(path.with_file_name(rest)));
+    }
+    let error = world.open(Mode::Atomic).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "topic numbers.g.dlq holds dead letter 1 of this group, but {} has decided 0 of them: it is an older copy; \
+             restore the newer one",
+            path.display()
+        )
+    );
+}
