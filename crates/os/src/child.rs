@@ -17,7 +17,7 @@
 //! started it.
 
 use std::{
-    env,
+    env, fs,
     io::{self, BufRead, BufReader, Write},
     os::unix::process::ExitStatusExt,
     path::Path,
@@ -235,6 +235,34 @@ impl TestProcess {
             sleep(NAP);
         }
         panic!("the child did not stop");
+    }
+
+    /// Waits until every thread of the child sleeps in the kernel.
+    ///
+    /// # Panics
+    /// When it is gone, or does not sleep for two minutes.
+    pub fn wait_asleep(&self) {
+        const LOOKS: u32 = 120_000;
+        const NAP: Duration = Duration::from_millis(1);
+        let tasks = format!("/proc/{}/task", self.child.id());
+        for _ in 0..LOOKS {
+            let asleep = fs::read_dir(&tasks)
+                .expect("the child is there")
+                .flatten()
+                .all(|task| {
+                    let stat = fs::read_to_string(task.path().join("stat"));
+                    // Behind the name in parentheses, which may hold anything.
+                    stat.is_ok_and(|stat| {
+                        let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
+                        state == Some(b'S')
+                    })
+                });
+            if asleep {
+                return;
+            }
+            sleep(NAP);
+        }
+        panic!("the child does not sleep");
     }
 
     /// Lets a stopped child go on.

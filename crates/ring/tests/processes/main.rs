@@ -7,6 +7,7 @@
 
 mod observers;
 mod storm;
+mod waiting;
 
 use std::{
     collections::BTreeSet,
@@ -50,6 +51,7 @@ fn child_process() {
         Some("user of huge pages") => user_of_huge_pages(),
         Some("creator on huge pages") => creator_on_huge_pages(),
         Some("actor") => storm::actor(),
+        Some("sleeper") => waiting::sleeper(),
         Some("stranger") => observers::stranger(),
         Some("remover") => remover(),
         Some("user of a small file system") => user_of_a_small_file_system(),
