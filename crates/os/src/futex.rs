@@ -2,7 +2,10 @@
 
 use std::{
     ptr,
-    sync::{OnceLock, atomic::AtomicU32},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -58,6 +61,12 @@ impl<'a> Word<'a> {
     pub const fn while_it_is(mut self, value: u32) -> Self {
         self.unchanged = value;
         self
+    }
+
+    /// Whether it is something else now. What was written before it was changed is seen then, if that was a release.
+    #[must_use]
+    pub fn has_changed(self) -> bool {
+        self.word.load(Ordering::Acquire) != self.unchanged
     }
 
     /// Wakes whoever sleeps on this word, in any process, and returns how many those were.
@@ -141,7 +150,7 @@ fn timespec(duration: Duration) -> Timespec {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::atomic::Ordering, thread};
+    use std::thread;
 
     use super::*;
     use crate::file;

@@ -27,6 +27,7 @@ pub mod clock;
 pub mod cpu;
 pub mod datagram;
 pub mod error;
+pub mod event;
 pub mod file;
 pub mod futex;
 pub mod hold;

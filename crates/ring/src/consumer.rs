@@ -1,6 +1,10 @@
 //! A reliable consumer of a ring in shared memory.
 
-use std::{path::Path, time::Duration};
+use std::{
+    iter,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use teeline_core::{Name, Position, Sequence};
 use teeline_os::lock::OfdLock;
@@ -27,6 +31,7 @@ use crate::{
 /// again what was not released.
 #[derive(Debug)]
 pub struct Consumer {
+    dir: PathBuf,
     reader: Reader<Mapped>,
     control: Mapped,
     doorbell: Mapped,
@@ -102,6 +107,7 @@ impl Consumer {
                 lock,
             } = take_over(region)?;
             Ok(Self {
+                dir: dir.to_owned(),
                 losses: membership::account(reader.page()),
                 reader,
                 control,
@@ -173,7 +179,12 @@ impl Consumer {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn wait(&self, limit: Duration) -> bool {
-        wait::wait(&[self.spot()], limit)
+        wait::wait(iter::once(self.spot()), limit)
+    }
+
+    /// Where the ring was when this consumer attached.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     pub(crate) fn spot(&self) -> Spot<'_, Mapped> {

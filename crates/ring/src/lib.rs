@@ -67,10 +67,14 @@ mod layout;
 mod membership;
 mod memory;
 #[cfg(not(loom))]
+mod notifier;
+#[cfg(not(loom))]
 mod observer;
 mod ownership;
 #[cfg(not(loom))]
 mod pages;
+#[cfg(not(loom))]
+mod poller;
 #[cfg(not(loom))]
 mod producer;
 #[cfg(not(loom))]
@@ -101,8 +105,10 @@ pub use {
     error::{AttachError, CreateError, RemoveError},
     eviction::{Evicted, evict},
     info::RingInfo,
+    notifier::Notifier,
     observer::{ObserveOptions, Observer},
     pages::{Grant, HugePages, MemoryReport, MemoryWishes},
+    poller::{Attached, Polled, Poller},
     producer::{AttachOptions, Producer},
     progress::ConsumerProgress,
     removal::{Discarded, discard, remove},

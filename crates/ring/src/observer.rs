@@ -1,6 +1,6 @@
 //! An observer of a ring in shared memory.
 
-use std::{path::Path, time::Duration};
+use std::{iter, path::Path, time::Duration};
 
 use teeline_core::{Name, Sequence};
 use teeline_sync::idle::Waitable;
@@ -13,7 +13,7 @@ use crate::{
     pages::MemoryReport,
     region,
     viewer::{Join, Losses, Observed, Resume, Viewer},
-    wait,
+    wait::{self, Spot},
 };
 
 /// Where an observer begins, and where it goes on after a loss.
@@ -148,14 +148,18 @@ impl Observer {
     /// Naps until there is something to read, at most `limit`. Returns whether there is; without also when a signal comes.
     /// Nobody wakes an observer, since it can ring nobody: it naps, for a millisecond at most, and looks.
     pub fn wait(&self, limit: Duration) -> bool {
-        match self.viewer.spot() {
-            Some(spot) => wait::wait(&[spot], limit),
+        match self.spot() {
+            Some(spot) => wait::wait(iter::once(spot), limit),
             // It is up to a poll to find out whether there is.
             None => {
                 wait::nap(limit);
                 true
             }
         }
+    }
+
+    pub(crate) fn spot(&self) -> Option<Spot<'_, Mapped>> {
+        self.viewer.spot()
     }
 
     /// Begins anew at another place. What is passed over by that is the caller's choice: it is not counted as lost.

@@ -275,7 +275,7 @@ impl Region {
     }
 
     /// The file `doorbell`, mapped.
-    fn doorbell(&self, writable: bool) -> Result<Mapped, AttachError> {
+    pub(crate) fn doorbell(&self, writable: bool) -> Result<Mapped, AttachError> {
         let file = self.role_file(
             layout::file::DOORBELL,
             RoleKind::Doorbell,

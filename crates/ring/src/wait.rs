@@ -101,7 +101,15 @@ pub enum Lying {
     Napping,
 }
 
-impl<M: Memory> Spot<'_, M> {
+impl<M> Clone for Spot<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Spot<'_, M> {}
+
+impl<'a, M: Memory> Spot<'a, M> {
     /// Whether there is something to read.
     #[inline]
     pub fn is_ready(&self) -> bool {
@@ -125,21 +133,25 @@ impl<M: Memory> Spot<'_, M> {
     }
 
     /// Rings, and looks again whether anything came in one of `spots`.
-    pub fn lie_down(spots: &[Self]) -> Lying {
-        if !spots.iter().all(Self::is_woken) {
+    pub fn lie_down(spots: impl Iterator<Item = Self> + Clone) -> Lying
+    where
+        M: 'a,
+    {
+        let all_are_woken = || spots.clone().all(|spot| spot.is_woken());
+        if !all_are_woken() {
             return Lying::Napping;
         }
-        for doorbell in spots.iter().filter_map(|spot| spot.doorbell) {
+        for doorbell in spots.clone().filter_map(|spot| spot.doorbell) {
             doorbell.increment(at::COUNTER);
         }
         // SYNC doorbell: pairs with the fence in `Bell::rings`: whoever publishes without hearing the ring did so before, and
         // is seen here.
         let fenced = heavy_fence();
-        if spots.iter().any(Self::is_ready) {
+        if spots.clone().any(|spot| spot.is_ready()) {
             return Lying::Up;
         }
         // Asked once more: the last producer's word is not that of one that has taken over.
-        if fenced && spots.iter().all(Self::is_woken) {
+        if fenced && all_are_woken() {
             Lying::Asleep
         } else {
             Lying::Napping
@@ -160,174 +172,9 @@ fn heavy_fence() -> bool {
 }
 
 #[cfg(not(loom))]
-pub(crate) use blocking::{nap, wait};
+mod blocking;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 #[cfg(not(loom))]
-mod blocking {
-    use std::time::Duration;
-
-    use teeline_core::time::Clock;
-    use teeline_os::{
-        SystemClock,
-        futex::{self, Slept, Word},
-    };
-    use teeline_sync::atomic::AtomicU32;
-
-    use super::{Lying, Spot};
-    use crate::memory::Mapped;
-
-    /// Naps double from the first to the second.
-    const NAP_MIN: Duration = Duration::from_micros(50);
-    const NAP_MAX: Duration = Duration::from_millis(1);
-
-    /// Sleeps until something comes in one of `spots`, at most `limit`, or until a signal comes. Returns whether something
-    /// did.
-    pub(crate) fn wait(spots: &[Spot<'_, Mapped>], limit: Duration) -> bool {
-        let start_ns = SystemClock.monotonic_ns();
-        let mut nap = NAP_MIN;
-        loop {
-            let lying = if can_sleep_on(spots.len()) {
-                Spot::lie_down(spots)
-            } else {
-                Lying::Napping
-            };
-            let passed = Duration::from_nanos(SystemClock.monotonic_ns() - start_ns);
-            let left = limit.saturating_sub(passed);
-            let over = match lying {
-                Lying::Up => return true,
-                Lying::Asleep => sleep_on(spots, left) != Slept::Woken,
-                Lying::Napping => {
-                    let over = nap >= left;
-                    let slept = nap_for(nap.min(left));
-                    nap = (nap * 2).min(NAP_MAX);
-                    over || slept == Slept::Interrupted
-                }
-            };
-            let ready = spots.iter().any(Spot::is_ready);
-            if ready || over {
-                return ready;
-            }
-        }
-    }
-
-    /// Naps once, and for no longer than is worth it.
-    pub(crate) fn nap(limit: Duration) {
-        nap_for(NAP_MAX.min(limit));
-    }
-
-    /// Unlike other sleeps, one that a signal ends.
-    fn nap_for(duration: Duration) -> Slept {
-        futex::sleep(&[Word::private(&AtomicU32::new(0))], duration)
-    }
-
-    fn can_sleep_on(count: usize) -> bool {
-        count == 1 || (count <= futex::WORDS_MAX && count > 0 && futex::can_wait_for_many())
-    }
-
-    fn sleep_on(spots: &[Spot<'_, Mapped>], limit: Duration) -> Slept {
-        let mut words = [spots[0].data.futex(spots[0].word); futex::WORDS_MAX];
-        for (word, spot) in words.iter_mut().zip(spots) {
-            *word = spot.data.futex(spot.word);
-        }
-        futex::sleep(&words[..spots.len()], limit)
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-
-    /// A doorbell, and nothing else.
-    struct Counter(Cell<u64>);
-
-    impl Memory for &Counter {
-        fn load(&self, offset: usize, _: Ordering) -> u64 {
-            assert_eq!(offset, at::COUNTER);
-            self.0.get()
-        }
-
-        fn increment(&self, offset: usize) {
-            assert_eq!(offset, at::COUNTER);
-            self.0.set(self.0.get().wrapping_add(1));
-        }
-
-        fn store(&self, _: usize, _: u64, _: Ordering) {
-            panic!("a producer does not ring");
-        }
-
-        fn wake(&self, _: usize) -> usize {
-            panic!("nobody sleeps on a doorbell");
-        }
-
-        fn zero(&self, _: usize, _: usize) {
-            panic!("a doorbell is not cleared");
-        }
-
-        fn write(&self, _: usize, _: &[u8]) {
-            panic!("a doorbell is a word");
-        }
-
-        fn read<R>(&self, _: usize, _: usize, _: impl FnOnce(&[u8]) -> R) -> R {
-            panic!("a doorbell is a word");
-        }
-    }
-
-    /// One publication, at which `asleep` sleep: returns whether it called for a wake.
-    fn publish(bell: &mut Bell<&Counter>, asleep: u64) -> bool {
-        let Some(rings) = bell.rings() else {
-            return false;
-        };
-        bell.answer(rings, asleep);
-        true
-    }
-
-    #[test]
-    fn who_is_seen_to_wake_costs_one_wake_and_who_died_two() {
-        for before in [0, 1, u64::MAX] {
-            let doorbell = Counter(Cell::new(before));
-            let mut bell = Bell::new(&doorbell);
-            assert_eq!(publish(&mut bell, 0), before != 0, "who rang before it");
-            assert!(!publish(&mut bell, 0));
-
-            (&doorbell).increment(at::COUNTER);
-            assert!(publish(&mut bell, 1));
-            assert!(!publish(&mut bell, 0), "it was seen to wake");
-
-            (&doorbell).increment(at::COUNTER);
-            assert!(publish(&mut bell, 0), "it may sleep at the next frame");
-            assert!(publish(&mut bell, 0), "now it was woken, or is dead");
-            assert!(!publish(&mut bell, 0));
-        }
-    }
-
-    #[test]
-    fn of_two_that_ring_one_that_wakes_does_not_stand_for_the_other() {
-        let doorbell = Counter(Cell::new(0));
-        let mut bell = Bell::new(&doorbell);
-        (&doorbell).increment(at::COUNTER);
-        (&doorbell).increment(at::COUNTER);
-        assert!(publish(&mut bell, 1));
-        (&doorbell).increment(at::COUNTER);
-        assert!(publish(&mut bell, 1), "the second, while a third rings");
-        assert!(publish(&mut bell, 1), "the third");
-        assert!(!publish(&mut bell, 0));
-    }
-
-    /// Whatever a consumer writes there.
-    #[test]
-    fn a_value_that_nobody_rang_costs_two_wakes_and_hides_nobody() {
-        for nonsense in [0, 1, 41, 43, 1 << 63, u64::MAX] {
-            let doorbell = Counter(Cell::new(42));
-            let mut bell = Bell::new(&doorbell);
-            while publish(&mut bell, 0) {}
-            doorbell.0.set(nonsense);
-            assert!(publish(&mut bell, 0));
-            assert!(publish(&mut bell, 0));
-            assert!(!publish(&mut bell, 0), "{nonsense}");
-            (&doorbell).increment(at::COUNTER);
-            assert!(publish(&mut bell, 1), "{nonsense}");
-        }
-    }
-}
+pub(crate) use blocking::{nap, rest, wait, wait_unless};

@@ -1,6 +1,6 @@
 //! A ring on the heap, and what its processes do.
 
-use std::{cell::Cell, rc::Rc};
+use std::{cell::Cell, iter, rc::Rc};
 
 use loom::thread;
 use teeline_core::Sequence;
@@ -198,7 +198,7 @@ impl Ring {
     fn sleep(&self, reader: &Reader<Region>) {
         let spot = reader.spot(&self.doorbell, &self.control);
         let word = spot.word;
-        match Spot::lie_down(&[spot]) {
+        match Spot::lie_down(iter::once(spot)) {
             Lying::Up => {}
             Lying::Asleep => self.data.sleep_on(word),
             // A producer that dies before it says that it wakes has published nothing to sleep for.

@@ -5,7 +5,9 @@
 mod counters;
 mod membership;
 mod memory;
+mod notifier;
 mod observers;
+mod poller;
 mod waiting;
 
 use std::{
