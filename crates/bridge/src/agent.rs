@@ -169,6 +169,11 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
+    /// The ring whose messages it waits for.
+    pub(crate) fn ring(&self) -> &Consumer {
+        &self.joint.consumer
+    }
+
     /// Lets go of the source.
     pub(crate) fn stop(self, drained: bool) {
         self.tell(BridgeEvent::Stopped {

@@ -347,7 +347,7 @@ impl Tender<'_> {
                 });
             }
             if work > 0 {
-                idle.idle(work);
+                idle.idle_on(work, agent.ring());
                 continue;
             }
             if retired {
@@ -373,7 +373,7 @@ impl Tender<'_> {
                     }
                 }
             }
-            idle.idle(0);
+            idle.idle_on(0, agent.ring());
         }
     }
 

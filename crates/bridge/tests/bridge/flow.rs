@@ -9,7 +9,10 @@ use teeline_core::{
 };
 use teeline_os::SystemClock;
 use teeline_ring::RingOptions;
-use teeline_sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use teeline_sync::{
+    atomic::{AtomicBool, AtomicU32, Ordering},
+    idle::Wait,
+};
 
 use crate::place::{Place, ROUTES, payload, publish};
 
@@ -281,7 +284,13 @@ fn a_cpu_that_cannot_be_had_is_a_warning() {
 }
 
 #[test]
-fn two_sources_flow_side_by_side_while_they_are_published() {
+fn two_sources_flow_side_by_side_while_they_are_published_however_the_bridge_waits() {
+    for wait in Wait::ALL {
+        two_sources_flow(wait);
+    }
+}
+
+fn two_sources_flow(wait: Wait) {
     let place = Place::new();
     place.create_ring();
     let second = place.path("gw2.fills");
@@ -289,7 +298,7 @@ fn two_sources_flow_side_by_side_while_they_are_published() {
         .consumer("bridge".parse().unwrap())
         .create(&second, &place.state, &SystemClock)
         .unwrap();
-    let config = place.config(ROUTES);
+    let config = place.config(&format!("wait = \"{wait}\"\n{ROUTES}"));
     let (_, first_source) = config.split_once("[[source]]").unwrap();
     let second_source = first_source.replace(
         &place.ring().display().to_string(),

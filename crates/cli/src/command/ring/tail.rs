@@ -83,7 +83,7 @@ pub(super) fn tail(
         } else if removed {
             break "the ring was removed";
         }
-        idle.idle(count);
+        idle.idle_on(count, &observer);
     };
     let losses = observer.losses();
     let line = EndLine {

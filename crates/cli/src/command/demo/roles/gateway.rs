@@ -72,7 +72,7 @@ pub(super) fn run(
             }
             orders.release(*sequence).map_err(Failure::new)?;
         }
-        idle.idle(taken.len());
+        idle.idle_on(taken.len(), &orders);
     }
     Ok(())
 }
