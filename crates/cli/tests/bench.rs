@@ -6,11 +6,13 @@ mod run;
 use std::{
     fs,
     path::Path,
-    process::Stdio,
+    process::{Child, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use run::{Ran, teeline};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use teeline_os::cpu;
 
@@ -232,21 +234,78 @@ fn wrong_use_is_refused_with_a_reason() {
     }
 }
 
+/// Waits, up to a minute, until `condition` holds.
+#[track_caller]
+fn wait_for(what: &str, condition: impl Fn() -> bool) {
+    for _ in 0..6_000 {
+        if condition() {
+            return;
+        }
+        teeline_os::sleep(Duration::from_millis(10));
+    }
+    panic!("waited in vain: {what}");
+}
+
+/// What the bench of process `pid` has in shared memory.
+fn left_by(pid: u32) -> Vec<String> {
+    let prefix = format!("teeline-bench.{pid}.");
+    let shared = fs::read_dir("/dev/shm").unwrap().flatten();
+    shared
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .filter(|name| name.starts_with(&prefix))
+        .collect()
+}
+
+/// The processes that the bench of process `pid` has started and that run.
+fn workers_of(pid: u32) -> usize {
+    let conductor = format!("--conductor\0{pid}\0");
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter_map(|process| fs::read(process.path().join("cmdline")).ok())
+        .filter(|line| String::from_utf8_lossy(line).contains(&conductor))
+        .count()
+}
+
+/// A bench that would go on for minutes.
+fn under_way() -> Child {
+    let mut command = teeline(["bench", "rtt", "--rounds=1000"]).command();
+    let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    wait_for("two processes", || {
+        workers_of(child.id()) == 2 && left_by(child.id()).len() == 1
+    });
+    child
+}
+
 #[test]
-fn nothing_stays_behind_in_shared_memory() {
+fn a_bench_that_is_stopped_takes_its_processes_and_its_memory_with_it() {
     let Some(_turn) = two_cores() else { return };
     if !Path::new("/dev/shm").is_dir() {
         eprintln!("skipped: what a bench leaves in /dev/shm (there is none)");
         return;
     }
-    let mut command = teeline(["bench", "rtt", "--short", "--rounds=1"]).command();
-    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
-    let prefix = format!("teeline-bench.{}.", child.id());
-    assert!(child.wait().unwrap().success());
-    let left = fs::read_dir("/dev/shm").unwrap().flatten();
-    let left: Vec<_> = left
-        .map(|entry| entry.file_name().into_string().unwrap())
-        .filter(|name| name.starts_with(&prefix))
-        .collect();
-    assert!(left.is_empty(), "{left:?}");
+    for stop in [Signal::TERM, Signal::HUP] {
+        let child = under_way();
+        kill_process(Pid::from_child(&child), stop).unwrap();
+        let pid = child.id();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!(output.stderr, b"teeline: stopped by a signal\n");
+        assert!(left_by(pid).is_empty() && workers_of(pid) == 0);
+    }
+}
+
+#[test]
+fn a_killed_bench_takes_its_processes_with_it_and_the_next_one_its_memory() {
+    let Some(_turn) = two_cores() else { return };
+    if !Path::new("/dev/shm").is_dir() {
+        eprintln!("skipped: what a bench leaves in /dev/shm (there is none)");
+        return;
+    }
+    let mut child = under_way();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_for("the end of its processes", || workers_of(child.id()) == 0);
+    bench("rtt", &["--size=32", "--rounds=1"]).fine();
+    assert!(left_by(child.id()).is_empty());
 }

@@ -78,32 +78,33 @@ pub(crate) fn measure(
     regime: &mut impl Regime,
     out: &mut Output,
 ) -> Result<Answer, Failure> {
+    let report = play(stage.pairs, regime, || stage.check_stop())?;
+    report.print(stage, out)?;
+    Ok(report.answer())
+}
+
+/// Runs pairs until as many count as are `wanted`, or twice as many have been run.
+fn play(
+    wanted: usize,
+    regime: &mut impl Regime,
+    check_stop: impl Fn() -> Result<(), Failure>,
+) -> Result<Report, Failure> {
     // Not counted: cores wake up, files are opened for the first time. But what arrives is looked at.
     let warm_up = [regime.ours()?, regime.limit()?];
     let mut pairs = Vec::new();
     let mut before = regime.probe()?;
-    let counts = loop {
-        stage.check_stop()?;
+    loop {
+        check_stop()?;
         let (pair, after) = one_pair(regime, before, pairs.len() % 2 == 1)?;
         before = after;
         pairs.push(pair);
         let probes: Vec<[f64; 3]> = pairs.iter().map(|pair| pair.probes).collect();
         let counts = which_count(&probes);
         let kept = counts.iter().filter(|counts| **counts).count();
-        if kept >= stage.pairs || pairs.len() >= stage.pairs * PAIRS_PER_WANTED {
-            break counts;
+        if kept >= wanted || pairs.len() >= wanted * PAIRS_PER_WANTED {
+            return Ok(Report::of(regime.case(), &warm_up, &pairs, &counts));
         }
-    };
-    let report = Report::of(regime.case(), &warm_up, &pairs, &counts);
-    report.print(stage, out)?;
-    if report.wrong > 0 {
-        complain(&format_args!(
-            "{}: {} of {} messages arrived other than they were sent",
-            report.case.bench, report.wrong, report.checked
-        ));
-        return Ok(Answer::No);
     }
-    Ok(Answer::Fine)
 }
 
 /// Runs one pair; which comes first takes turns, so that what drifts favours neither.
@@ -208,6 +209,18 @@ impl Report {
     /// Whether the target is met; none where there is no target, or nothing to tell by.
     fn met(&self) -> Option<bool> {
         Some(self.case.target?.is_met_by(self.ratio?.value))
+    }
+
+    /// No, and a word about it, when what arrived is not what was sent.
+    fn answer(&self) -> Answer {
+        if self.wrong == 0 {
+            return Answer::Fine;
+        }
+        complain(&format_args!(
+            "{}: {} of {} messages arrived other than they were sent",
+            self.case.bench, self.wrong, self.checked
+        ));
+        Answer::No
     }
 
     fn print(&self, stage: &Stage, out: &mut Output) -> Result<(), Failure> {
@@ -405,8 +418,11 @@ impl fmt::Display for Target {
 
 #[cfg(test)]
 mod tests {
-    use super::{Case, Pair, Report, Target, which_count};
-    use crate::command::bench::round::Round;
+    use super::{Case, Pair, Regime, Report, Target, play, which_count};
+    use crate::{
+        command::bench::round::Round,
+        output::{Answer, Failure},
+    };
 
     fn rate(rate: f64) -> Round {
         Round::new().figure("msgs_per_s", rate).checked(10, 0)
@@ -419,6 +435,88 @@ mod tests {
             peers: vec![("peer", rate(ours / 2.0))],
             probes: [probe; 3],
         }
+    }
+
+    /// Rounds and probes as they are told.
+    struct Told {
+        wrong: u64,
+        probes: Vec<f64>,
+        /// What was asked for, in order.
+        asked: String,
+    }
+
+    impl Told {
+        fn new(wrong: u64, probes: &[f64]) -> Self {
+            let probes = probes.iter().rev().copied().collect();
+            let asked = String::new();
+            Self {
+                wrong,
+                probes,
+                asked,
+            }
+        }
+    }
+
+    impl Regime for Told {
+        fn case(&self) -> Case {
+            Case {
+                bench: "test",
+                params: Vec::new(),
+                main: "msgs_per_s",
+                limit: "nothing".to_owned(),
+                target: None,
+            }
+        }
+
+        fn ours(&mut self) -> Result<Round, Failure> {
+            self.asked.push('o');
+            Ok(rate(9.0).checked(1, self.wrong))
+        }
+
+        fn limit(&mut self) -> Result<Round, Failure> {
+            self.asked.push('l');
+            Ok(rate(10.0))
+        }
+
+        fn probe(&mut self) -> Result<f64, Failure> {
+            self.asked.push('-');
+            Ok(self.probes.pop().unwrap_or(300.0))
+        }
+    }
+
+    #[test]
+    fn who_comes_first_takes_turns_and_a_probe_stands_around_each() {
+        let mut regime = Told::new(0, &[]);
+        let report = play(3, &mut regime, || Ok(())).unwrap();
+        assert_eq!(regime.asked, "ol-o-l-l-o-o-l-");
+        assert_eq!((report.pairs, report.dropped), (3, 0));
+        assert_eq!(report.answer(), Answer::Fine);
+    }
+
+    #[test]
+    fn dropped_pairs_are_made_up_for_to_twice_as_many() {
+        // One probe that is far off spoils the pair around it, and one between two pairs both.
+        let far = [300.0, 60.0, 300.0, 300.0, 900.0];
+        let report = play(4, &mut Told::new(0, &far), || Ok(())).unwrap();
+        assert_eq!((report.pairs, report.dropped), (4, 3));
+        let wild: Vec<f64> = (0_u32..100)
+            .map(|number| 100.0 * f64::from(1 + number % 7))
+            .collect();
+        let report = play(4, &mut Told::new(0, &wild), || Ok(())).unwrap();
+        assert_eq!(report.pairs + report.dropped, 8);
+    }
+
+    #[test]
+    fn one_message_that_is_another_is_a_no() {
+        let report = play(2, &mut Told::new(1, &[]), || Ok(())).unwrap();
+        assert_eq!((report.checked, report.wrong), (63, 3));
+        assert_eq!(report.answer(), Answer::No);
+    }
+
+    #[test]
+    fn a_stop_ends_it_between_pairs() {
+        let stopped = play(2, &mut Told::new(0, &[]), || Err(Failure::new("stopped")));
+        assert_eq!(stopped.unwrap_err().to_string(), "stopped");
     }
 
     #[test]
