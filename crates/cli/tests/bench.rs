@@ -309,3 +309,52 @@ fn a_killed_bench_takes_its_processes_with_it_and_the_next_one_its_memory() {
     bench("rtt", &["--size=32", "--rounds=1"]).fine();
     assert!(left_by(child.id()).is_empty());
 }
+
+#[test]
+fn the_log_is_measured_beside_its_file_system() {
+    let Some(_turn) = two_cores() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let dir_arg = format!("--dir={}", dir.path().display());
+    let run = |args: &[&str]| {
+        let begin = [
+            "bench",
+            "log",
+            "--short",
+            "--json",
+            "--seed=7",
+            "--rounds=1",
+        ];
+        let ran = teeline(begin.into_iter().chain(args.iter().copied()))
+            .arg(&dir_arg)
+            .run();
+        ran.fine().objects()
+    };
+    for object in run(&["--only=append,sync", "--size=64", "--batch=10"]) {
+        check(&object, "log", &TIMES);
+        check(&object, "log", &RATES);
+    }
+    let parts: Vec<_> = run(&["--only=read,tail,group,open"])
+        .into_iter()
+        .map(|object| {
+            let part = object["params"]["part"].as_str().unwrap().to_owned();
+            let figures = match part.as_str() {
+                "read" => &RATES[..],
+                "group commit" => &RATES[..1],
+                _ => &TIMES[..],
+            };
+            check(&object, "log", figures);
+            part
+        })
+        .collect();
+    assert_eq!(
+        parts,
+        [
+            "read",
+            "append to visible",
+            "group commit",
+            "group commit",
+            "open"
+        ]
+    );
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
