@@ -10,8 +10,11 @@ use crate::{
         bridge::BridgeVerb,
         crash_lab::{ConsumerArgs, CrashLabArgs},
         demo::{DemoArgs, RoleArgs},
+        dlq::DlqVerb,
         feed::FeedVerb,
         log::LogVerb,
+        outbox::OutboxVerb,
+        reconcile::ReconcileArgs,
         ring::RingVerb,
     },
     output::{Answer, Output},
@@ -40,6 +43,13 @@ enum Verb {
     /// Look at a log: topics, records, offsets of groups, health.
     #[command(subcommand)]
     Log(LogVerb),
+    /// Look at dead letters of a group, redrive and drop them.
+    #[command(subcommand)]
+    Dlq(DlqVerb),
+    /// Take an application's outbox to the log.
+    #[command(subcommand)]
+    Outbox(OutboxVerb),
+    Reconcile(ReconcileArgs),
     /// Tee rings into the log.
     #[command(subcommand)]
     Bridge(BridgeVerb),
@@ -78,6 +88,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Verb::CrashLab(lab) => lab.run(&mut out),
         Verb::Ring(verb) => verb.run(&mut out),
         Verb::Log(verb) => verb.run(&mut out),
+        Verb::Dlq(verb) => verb.run(&mut out),
+        Verb::Outbox(verb) => verb.run(&mut out),
+        Verb::Reconcile(reconcile) => reconcile.run(&mut out),
         Verb::Bridge(verb) => verb.run(&mut out),
         Verb::Feed(verb) => verb.run(&mut out),
         Verb::Bench(verb) => verb.run(&mut out),

@@ -11,5 +11,6 @@ pub mod dead_letter;
 pub mod hook;
 pub mod limiter;
 pub mod mode;
+pub mod outbox;
 pub mod positions;
 pub mod store;

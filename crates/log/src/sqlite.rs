@@ -183,6 +183,25 @@ impl Database {
         Ok(database)
     }
 
+    /// Opens an application's own database at `path`, whatever tables it has, to work in it beside the application: as
+    /// `name` in errors. It is put in WAL mode, so that neither side holds the other up, and commits made here are synced
+    /// before they return.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`]; a missing file is an error.
+    pub fn attach(path: &Path, name: &'static str) -> Result<Self, DatabaseError> {
+        let schema = Schema {
+            name,
+            application_id: 0,
+            version: 0,
+            tables: &[],
+        };
+        let database = Self::connect(path, &schema, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        database.set_durable()?;
+        Ok(database)
+    }
+
     /// Opens the database at `path` for reading only.
     ///
     /// # Errors

@@ -254,7 +254,7 @@ fn typed<'a>(params: &'a [Value<'a>]) -> Vec<(&'a (dyn ToSql + Sync), Type)> {
         .iter()
         .map(|value| {
             let of = match value {
-                Value::Int(_) => Type::INT8,
+                Value::Int(_) | Value::Id(_) => Type::INT8,
                 Value::Text(_) => Type::TEXT,
                 Value::Bytes(_) => Type::BYTEA,
             };
@@ -269,6 +269,7 @@ impl ToSql for Value<'_> {
     fn to_sql(&self, of: &Type, out: &mut BytesMut) -> Result<IsNull, Failure> {
         match self {
             Self::Int(Some(number)) => i64::try_from(*number)?.to_sql(of, out),
+            Self::Id(id) => id.to_sql(of, out),
             Self::Text(Some(text)) => text.to_sql(of, out),
             Self::Bytes(Some(bytes)) => bytes.to_sql(of, out),
             Self::Int(None) | Self::Text(None) | Self::Bytes(None) => Ok(IsNull::Yes),
@@ -317,6 +318,10 @@ impl Columns<postgres::Error> for Row {
     fn int(&self, column: usize) -> Result<u64, postgres::Error> {
         let Unsigned(number) = self.try_get(column)?;
         Ok(number)
+    }
+
+    fn id(&self, column: usize) -> Result<i64, postgres::Error> {
+        self.try_get(column)
     }
 
     fn int32(&self, column: usize) -> Result<u32, postgres::Error> {

@@ -66,6 +66,8 @@ pub trait Sql {
 pub enum Value<'a> {
     /// A number, or null.
     Int(Option<u64>),
+    /// A row's id.
+    Id(i64),
     /// A text, or null.
     Text(Option<&'a str>),
     /// Bytes, or null.
@@ -87,6 +89,13 @@ pub trait Columns<E> {
     ///
     /// When the column is something else.
     fn int(&self, column: usize) -> Result<u64, E>;
+
+    /// A row's id, which an application may have chosen: any number of 64 bits.
+    ///
+    /// # Errors
+    ///
+    /// When the column is something else.
+    fn id(&self, column: usize) -> Result<i64, E>;
 
     /// A number that fits 32 bits.
     ///
@@ -122,6 +131,12 @@ pub trait Columns<E> {
     ///
     /// When the column is something else.
     fn source(&self, column: usize) -> Result<Option<SourceId>, E>;
+}
+
+impl From<i64> for Value<'_> {
+    fn from(id: i64) -> Self {
+        Self::Id(id)
+    }
 }
 
 impl From<u64> for Value<'_> {

@@ -149,6 +149,7 @@ impl ToSql for Value<'_> {
                 Ok(number) => Ok(ToSqlOutput::Owned(number.into())),
                 Err(error) => Err(rusqlite::Error::ToSqlConversionFailure(Box::new(error))),
             },
+            Self::Id(id) => Ok(ToSqlOutput::Owned((*id).into())),
             Self::Text(Some(text)) => Ok(ToSqlOutput::Borrowed(ValueRef::Text(text.as_bytes()))),
             Self::Bytes(Some(bytes)) => Ok(ToSqlOutput::Borrowed(ValueRef::Blob(bytes))),
             Self::Int(None) | Self::Text(None) | Self::Bytes(None) => {
@@ -164,6 +165,10 @@ impl Columns<rusqlite::Error> for Row<'_> {
     }
 
     fn int(&self, column: usize) -> rusqlite::Result<u64> {
+        self.get(column)
+    }
+
+    fn id(&self, column: usize) -> rusqlite::Result<i64> {
         self.get(column)
     }
 

@@ -19,6 +19,9 @@ pub(crate) trait Place: Sized {
         schema: &Schema<'_>,
         log: LogId,
     ) -> Result<AtomicStore<Self::Database>, StoreError>;
+
+    /// Another connection to an application's own database there.
+    fn connect(&self) -> Self::Database;
 }
 
 /// A file of its own for each test.
@@ -33,6 +36,12 @@ impl Place for File {
 
     fn open(&self, schema: &Schema<'_>, log: LogId) -> Result<AtomicStore, StoreError> {
         AtomicStore::open(&self.0.path().join("test.db"), schema, 0o640, log)
+    }
+
+    fn connect(&self) -> Self::Database {
+        let path = self.0.path().join("app.db");
+        drop(rusqlite::Connection::open(&path).unwrap());
+        teeline_log::sqlite::Database::attach(&path, "test application").unwrap()
     }
 }
 
@@ -63,5 +72,9 @@ impl Place for Server {
         log: LogId,
     ) -> Result<AtomicStore<Self::Database>, StoreError> {
         AtomicStore::connect(&self.0, schema, log)
+    }
+
+    fn connect(&self) -> Self::Database {
+        teeline_delivery::store::postgres::Postgres::connect(&self.0).unwrap()
     }
 }

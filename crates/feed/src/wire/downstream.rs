@@ -127,37 +127,26 @@ impl<'a> Downstream<'a> {
         self.trailing
     }
 
-    /// Writes the header of a packet of `count` messages, the first of which has the number `first`.
-    #[inline]
-    pub(crate) fn write_header(place: &mut [u8], session: Session, first: Sequence, count: u16) {
+    /// The header of a packet of `count` messages, the first of which has the number `first`.
+    pub(crate) fn header(session: Session, first: Sequence, count: u16) -> [u8; HEADER_BYTES] {
         let header = Header {
             session,
             sequence: first,
             count,
         };
-        header.write_to(place);
+        header.to_bytes()
     }
 
     /// A heartbeat: `next` is the number of the next message.
     #[must_use]
     pub fn heartbeat(session: Session, next: Sequence) -> [u8; HEADER_BYTES] {
-        let header = Header {
-            session,
-            sequence: next,
-            count: HEARTBEAT,
-        };
-        header.to_bytes()
+        Self::header(session, next, HEARTBEAT)
     }
 
     /// The end of a session whose next message would have had the number `next`.
     #[must_use]
     pub fn end_of_session(session: Session, next: Sequence) -> [u8; HEADER_BYTES] {
-        let header = Header {
-            session,
-            sequence: next,
-            count: END_OF_SESSION,
-        };
-        header.to_bytes()
+        Self::header(session, next, END_OF_SESSION)
     }
 }
 
@@ -211,14 +200,12 @@ impl<'a> Iterator for Messages<'a> {
     fn fold<B, F: FnMut(B, Self::Item) -> B>(mut self, init: B, mut each: F) -> B {
         let mut all = init;
         if let Some(stride) = self.stride {
-            let (mut sequence, mut rest) = (self.sequence, self.rest);
-            for _ in 0..self.left {
-                let Some((block, behind)) = rest.split_at_checked(stride) else {
-                    break;
-                };
-                let (_, message) = block.split_at(LENGTH_BYTES.min(stride));
+            let blocks = self.rest.chunks_exact(stride).take(usize::from(self.left));
+            let mut sequence = self.sequence;
+            for block in blocks {
+                let (_, message) = block.split_at(LENGTH_BYTES.min(block.len()));
                 all = each(all, (sequence, message));
-                (sequence, rest) = (sequence.next(), behind);
+                sequence = sequence.next();
             }
             return all;
         }
@@ -236,14 +223,11 @@ impl ExactSizeIterator for Messages<'_> {}
 fn common_stride(blocks: &[u8], count: u16) -> Option<usize> {
     let length = blocks.first_chunk::<LENGTH_BYTES>()?;
     let stride = LENGTH_BYTES + usize::from(u16::from_be_bytes(*length));
-    let mut rest = blocks.get(..stride * usize::from(count))?;
-    while let Some((block, behind)) = rest.split_at_checked(stride) {
-        if block.first_chunk() != Some(length) {
-            return None;
-        }
-        rest = behind;
-    }
-    Some(stride)
+    let blocks = blocks.get(..stride * usize::from(count))?;
+    blocks
+        .chunks_exact(stride)
+        .all(|block| block.starts_with(length))
+        .then_some(stride)
 }
 
 /// The first message of `blocks` and the blocks behind it, or how many bytes are missing.

@@ -95,10 +95,6 @@ impl Route {
         };
         End {
             size,
-            head: match self {
-                Self::Line | Self::Walk { .. } => Self::IN_LINE_BYTES_MAX,
-                Self::Copy => 0,
-            },
             outward,
             inward,
             sent: places,
@@ -110,8 +106,6 @@ impl Route {
 /// One end of a [`Route`].
 pub struct End<'a, S> {
     size: S,
-    /// Bytes of a message that share a line with its flag.
-    head: usize,
     outward: Lane<'a>,
     inward: Lane<'a>,
     sent: Places,
@@ -173,7 +167,7 @@ impl<S: Size> Duplex for End<'_, S> {
         // was here before, and looks here again when it sees the flag below.
         unsafe {
             self.outward.write(at, size.bytes(), |to| {
-                size.copy_head_last(message, to, self.head);
+                size.copy(message, to);
             });
         }
         // SAFETY: a line of the lane, as above.

@@ -29,8 +29,6 @@
 
 mod crew;
 mod fanout;
-mod feed;
-mod log;
 mod pairs;
 mod publish;
 mod publishing;
@@ -61,10 +59,6 @@ pub(crate) enum BenchVerb {
     Fanout(fanout::FanoutArgs),
     /// Messages a second through a ring, beside a raw stream of cache lines.
     Throughput(throughput::ThroughputArgs),
-    /// Round trip, messages a second and repair of losses of a feed over multicast, beside bare sockets.
-    Feed(feed::FeedArgs),
-    /// Appends, syncs, reads, wakes and opening of a log, beside what the file system charges for the same.
-    Log(log::LogArgs),
 }
 
 impl BenchVerb {
@@ -75,8 +69,6 @@ impl BenchVerb {
             Self::Publish(publish) => publish.run(out),
             Self::Fanout(fanout) => fanout.run(out),
             Self::Throughput(throughput) => throughput.run(out),
-            Self::Feed(feed) => feed.run(out),
-            Self::Log(log) => log.run(out),
         }
     }
 }
@@ -89,8 +81,6 @@ impl WorkerArgs {
             publish::NAME => self.serve::<publish::Work>(),
             fanout::NAME => self.serve::<fanout::Work>(),
             throughput::NAME => self.serve::<throughput::Work>(),
-            feed::NAME => self.serve::<feed::Work>(),
-            log::NAME => self.serve::<log::Work>(),
             other => Err(Failure::new(format_args!("there is no bench {other}"))),
         }
     }

@@ -1,0 +1,312 @@
+//! `teeline dlq`: dead letters of a group. Redriving and dropping are orders to the group, which reads them from its retry
+//! topic, now or when it is started next.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use teeline_core::{Name, Offset};
+use teeline_delivery::dead_letter::{DeadLetter, DeadLetters, Fate};
+use teeline_log::{Log, LogOptions};
+use teeline_os::SystemClock;
+
+use crate::{
+    command::bytes::{Excerpt, hex},
+    output::{Answer, Failure, Output},
+};
+
+/// Whose dead letters.
+#[derive(Debug, Args)]
+pub(crate) struct Whose {
+    /// The log's directory.
+    root: PathBuf,
+    /// The topic that the messages came from.
+    topic: Name,
+    /// The group that gave them up.
+    group: Name,
+}
+
+/// Which of them.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Which {
+    /// Its number.
+    number: Option<u64>,
+    /// All that nobody has decided about.
+    #[arg(long)]
+    all: bool,
+}
+
+/// The verbs of `teeline dlq`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DlqVerb {
+    /// List the dead letters: exit status 1 if nobody has decided about some of them.
+    Ls {
+        #[command(flatten)]
+        whose: Whose,
+        /// Only those that nobody has decided about.
+        #[arg(long)]
+        undecided: bool,
+    },
+    /// Show all of one dead letter.
+    Show {
+        #[command(flatten)]
+        whose: Whose,
+        /// Its number.
+        number: u64,
+    },
+    /// Send dead letters round again: the group, and nobody else, is handed them once more.
+    Redrive {
+        #[command(flatten)]
+        whose: Whose,
+        #[command(flatten)]
+        which: Which,
+    },
+    /// Give dead letters up for good: the group's state is complete without them.
+    Drop {
+        #[command(flatten)]
+        whose: Whose,
+        #[command(flatten)]
+        which: Which,
+    },
+}
+
+/// A dead letter, for programs.
+#[derive(Serialize)]
+struct LetterLine<'a> {
+    number: u64,
+    epoch: u64,
+    partition: u32,
+    offset: u64,
+    origin_topic: &'a str,
+    origin_offset: u64,
+    source_id: Option<String>,
+    source_epoch: Option<u64>,
+    sequence: Option<u64>,
+    attempts: u64,
+    error: &'a str,
+    failed_ns: u64,
+    /// `undecided`, `redriven` or `dropped`.
+    fate: String,
+    /// Whether the group has read what was decided.
+    is_read: bool,
+    #[serde(rename = "type")]
+    kind: u16,
+    key: Option<&'a str>,
+    key_hex: Option<String>,
+    value_hex: String,
+}
+
+/// What was decided, for programs.
+#[derive(Serialize)]
+struct DecisionLine {
+    number: u64,
+    decided: &'static str,
+    partition: u32,
+    /// Where the group reads it, in its retry topic.
+    offset: u64,
+}
+
+impl DlqVerb {
+    /// Does what the verb says.
+    pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
+        let answer = match self {
+            Self::Ls { whose, undecided } => ls(&whose, undecided, out),
+            Self::Show { whose, number } => show(&whose, number, out),
+            Self::Redrive { whose, which } => decide(&whose, &which, true, out),
+            Self::Drop { whose, which } => decide(&whose, &which, false, out),
+        }?;
+        out.flush()?;
+        Ok(answer)
+    }
+}
+
+impl Whose {
+    fn open(&self, options: &LogOptions) -> Result<(Log, DeadLetters), Failure> {
+        let log = Log::open(&self.root, options).map_err(Failure::new)?;
+        let letters = DeadLetters::open(&log, &self.topic, &self.group).map_err(Failure::new)?;
+        Ok((log, letters))
+    }
+}
+
+fn ls(whose: &Whose, only_undecided: bool, out: &mut Output) -> Result<Answer, Failure> {
+    let (log, letters) = whose.open(&LogOptions::read_only())?;
+    let list = letters.list().map_err(Failure::new)?;
+    let undecided = list.iter().filter(|l| l.fate == Fate::Undecided).count();
+    let mut rows = Vec::new();
+    for letter in &list {
+        if only_undecided && letter.fate != Fate::Undecided {
+            continue;
+        }
+        let is_read = is_read(&log, whose, &letters, letter)?;
+        if out.is_json() {
+            out.object(&line(letter, is_read))?;
+            continue;
+        }
+        rows.push(vec![
+            letter.number.to_string(),
+            place(letter),
+            key(letter),
+            letter.attempts.to_string(),
+            fate(letter, is_read),
+            letter.error.clone(),
+        ]);
+    }
+    if !out.is_json() {
+        out.table(
+            &["number", "origin", "key", "attempts", "fate", "error"],
+            &rows,
+        )?;
+    }
+    Ok(match undecided {
+        0 => Answer::Fine,
+        _ => Answer::No,
+    })
+}
+
+fn show(whose: &Whose, number: u64, out: &mut Output) -> Result<Answer, Failure> {
+    let (log, letters) = whose.open(&LogOptions::read_only())?;
+    let letter = letters.get(number).map_err(Failure::new)?;
+    let is_read = is_read(&log, whose, &letters, &letter)?;
+    if out.is_json() {
+        out.object(&line(&letter, is_read))?;
+        return Ok(Answer::Fine);
+    }
+    let identity = match letter.origin.identity {
+        Some(identity) => identity.to_string(),
+        None => "none".to_owned(),
+    };
+    let facts = [
+        ("number", number.to_string()),
+        ("origin", place(&letter)),
+        ("identity", identity),
+        ("attempts", letter.attempts.to_string()),
+        ("error", letter.error.clone()),
+        (
+            "failed",
+            format!("{} ns since the Unix epoch", letter.failed_ns),
+        ),
+        ("fate", fate(&letter, is_read)),
+        ("type", letter.kind.to_string()),
+        ("key", key(&letter)),
+        ("value", format!("{} bytes", letter.value.len())),
+    ];
+    for (name, fact) in facts {
+        out.line(format_args!("{name:<9} {fact}"))?;
+    }
+    for bytes in letter.value.chunks(32) {
+        out.line(format_args!("          {}", hex(bytes)))?;
+    }
+    Ok(Answer::Fine)
+}
+
+fn decide(
+    whose: &Whose,
+    which: &Which,
+    redrives: bool,
+    out: &mut Output,
+) -> Result<Answer, Failure> {
+    let (_, letters) = whose.open(&LogOptions::default())?;
+    let numbers = match which.number {
+        Some(number) => vec![number],
+        None => {
+            let list = letters.list().map_err(Failure::new)?;
+            let undecided = list.iter().filter(|l| l.fate == Fate::Undecided);
+            undecided.map(|letter| letter.number).collect()
+        }
+    };
+    let decided = if redrives { "redriven" } else { "dropped" };
+    for number in &numbers {
+        let partition = letters.get(*number).map_err(Failure::new)?.partition;
+        let Offset(offset) = match redrives {
+            true => letters.redrive(*number, &SystemClock),
+            false => letters.drop(*number, &SystemClock),
+        }
+        .map_err(Failure::new)?;
+        if out.is_json() {
+            out.object(&DecisionLine {
+                number: *number,
+                decided,
+                partition: partition.0,
+                offset,
+            })?;
+        } else {
+            let topic = letters.retry_topic().name();
+            out.line(format_args!(
+                "dead letter {number} {decided}: the group reads it at {topic}/{partition}@{offset}"
+            ))?;
+        }
+    }
+    if numbers.is_empty() && !out.is_json() {
+        out.line("no dead letter is undecided")?;
+    }
+    Ok(Answer::Fine)
+}
+
+/// Whether the group has read what was decided.
+fn is_read(
+    log: &Log,
+    whose: &Whose,
+    letters: &DeadLetters,
+    letter: &DeadLetter,
+) -> Result<bool, Failure> {
+    let (Fate::Redriven(at) | Fate::Dropped(at)) = letter.fate else {
+        return Ok(false);
+    };
+    let offsets = log.group_offsets().map_err(Failure::new)?;
+    let next = offsets.iter().find(|offset| {
+        offset.group == whose.group
+            && offset.topic == *letters.retry_topic().name()
+            && offset.partition == letter.partition
+    });
+    Ok(next
+        .and_then(|offset| offset.next)
+        .is_some_and(|next| next > at))
+}
+
+fn place(letter: &DeadLetter) -> String {
+    let place = &letter.origin.place;
+    format!("{}/{}@{}", place.topic, place.partition, place.offset)
+}
+
+fn key(letter: &DeadLetter) -> String {
+    match &letter.key {
+        Some(key) => Excerpt(key).to_string(),
+        None => "-".to_owned(),
+    }
+}
+
+fn fate(letter: &DeadLetter, is_read: bool) -> String {
+    match (letter.fate, is_read) {
+        (Fate::Undecided, _) => "undecided".to_owned(),
+        (fate, true) => fate.to_string(),
+        (fate, false) => format!("{fate}, not read yet"),
+    }
+}
+
+fn line(letter: &DeadLetter, is_read: bool) -> LetterLine<'_> {
+    let identity = letter.origin.identity;
+    LetterLine {
+        number: letter.number,
+        epoch: letter.epoch.0,
+        partition: letter.partition.0,
+        offset: letter.offset.0,
+        origin_topic: letter.origin.place.topic.as_str(),
+        origin_offset: letter.origin.place.offset.0,
+        source_id: identity.map(|identity| identity.source.to_string()),
+        source_epoch: identity.map(|identity| identity.epoch.0),
+        sequence: identity.map(|identity| identity.sequence.0),
+        attempts: letter.attempts,
+        error: &letter.error,
+        failed_ns: letter.failed_ns,
+        fate: letter.fate.to_string(),
+        is_read,
+        kind: letter.kind,
+        key: letter
+            .key
+            .as_deref()
+            .and_then(|key| str::from_utf8(key).ok()),
+        key_hex: letter.key.as_deref().map(hex),
+        value_hex: hex(&letter.value),
+    }
+}

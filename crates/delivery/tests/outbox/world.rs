@@ -1,0 +1,186 @@
+//! An application's database with an outbox, and a log.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use teeline_core::{Epoch, Name, Offset, Partition, Sequence, time::Clock};
+use teeline_delivery::{
+    outbox::{self, Event, Relay, RelayError, RelayOptions},
+    store::{Abort, Database, StoreError, sql::Sql},
+};
+use teeline_log::{Log, LogOptions, Succession, Topic, TopicConfig};
+use tempfile::TempDir;
+
+use super::places::Place;
+
+pub(crate) const INCARNATION: Epoch = Epoch(1_764_000_000_000_000);
+pub(crate) const LEASE: Duration = Duration::from_secs(10);
+
+/// A clock that is turned by hand.
+#[derive(Debug)]
+pub(crate) struct Hand(AtomicU64);
+
+impl Clock for Hand {
+    fn monotonic_ns(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn wall_ns(&self) -> u64 {
+        self.monotonic_ns()
+    }
+}
+
+impl Hand {
+    pub(crate) fn turn(&self, by: Duration) {
+        let by = u64::try_from(by.as_nanos()).unwrap();
+        self.0.fetch_add(by, Ordering::Relaxed);
+    }
+}
+
+pub(crate) struct World<P> {
+    pub(crate) place: P,
+    pub(crate) dir: TempDir,
+    pub(crate) log: Log,
+    pub(crate) topic: Topic,
+    pub(crate) clock: Arc<Hand>,
+}
+
+pub(crate) fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+pub(crate) fn options() -> LogOptions {
+    LogOptions {
+        any_filesystem: true,
+        ..LogOptions::default()
+    }
+}
+
+/// In the application's own transaction.
+pub(crate) fn change<D: Database, T>(
+    database: &mut D,
+    body: impl FnOnce(&mut D::Tx<'_>) -> Result<T, D::Failure>,
+) -> T {
+    let changed = database.write("change", |tx| {
+        Ok::<_, Abort<StoreError, D::Failure>>(body(tx)?)
+    });
+    changed.unwrap()
+}
+
+impl<P: Place> World<P> {
+    /// An empty outbox and a topic of `partitions`; `None` where the database cannot be had.
+    pub(crate) fn new(partitions: u32) -> Option<Self> {
+        let place = P::new()?;
+        change(&mut place.connect(), |tx| {
+            outbox::make_tables(tx, INCARNATION)
+        });
+        let dir = tempfile::tempdir().unwrap();
+        let log = Log::create(dir.path().join("log"), &options()).unwrap();
+        let config = TopicConfig {
+            partitions,
+            segment_bytes: 256 << 10,
+            ..TopicConfig::default()
+        };
+        let topic = log.create_topic(&name("trades"), &config).unwrap();
+        Some(Self {
+            place,
+            dir,
+            log,
+            topic,
+            clock: Arc::new(Hand(AtomicU64::new(INCARNATION.0 * 1_000))),
+        })
+    }
+
+    pub(crate) fn relay(&self, holder: &str) -> Result<Relay<P::Database>, RelayError> {
+        let options = RelayOptions {
+            holder: holder.to_owned(),
+            lease: LEASE,
+            succession: Succession::AfterDrain,
+        };
+        let clock = Arc::clone(&self.clock);
+        Relay::open(
+            self.place.connect(),
+            &self.log,
+            &name("trades"),
+            &"capture".parse().unwrap(),
+            options,
+            clock,
+        )
+    }
+
+    /// Writes an event for each number.
+    pub(crate) fn write(&self, numbers: impl IntoIterator<Item = u64>) {
+        let mut database = self.place.connect();
+        for number in numbers {
+            change(&mut database, |tx| {
+                outbox::write(tx, &Event::new(1, Some(b"k"), &number.to_le_bytes()))
+            });
+        }
+    }
+
+    /// Number and value of each record, by partition and offset.
+    pub(crate) fn records(&self) -> Vec<(Partition, Sequence, Vec<u8>)> {
+        let mut records = Vec::new();
+        for partition in self.topic.partitions() {
+            let mut reader = self.topic.reader(partition, Offset(0)).unwrap();
+            let mut read = |record: &teeline_log::Record<'_>| {
+                let identity = record.identity.unwrap();
+                assert_eq!(identity.epoch, INCARNATION);
+                records.push((partition, identity.sequence, record.value.to_vec()));
+            };
+            while reader.poll(1_000, &mut read).unwrap() > 0 {}
+        }
+        records
+    }
+
+    /// The values, as numbers.
+    pub(crate) fn values(&self) -> Vec<u64> {
+        let records = self.records().into_iter();
+        records
+            .map(|(_, _, value)| u64::from_le_bytes(value.try_into().unwrap()))
+            .collect()
+    }
+
+    /// Rows that are left in the outbox.
+    pub(crate) fn rows(&self) -> u64 {
+        let sql = "SELECT count(*) FROM outbox";
+        change(&mut self.place.connect(), |tx| {
+            Ok(tx.row(sql, &[], |row| row.int(0))?.unwrap())
+        })
+    }
+}
+
+/// Takes all that is there to the log.
+pub(crate) fn drain<D: Database>(relay: &mut Relay<D>) {
+    while relay.run_once(100).unwrap() > 0 {}
+}
+
+/// The same tests on each database.
+macro_rules! on_each_database {
+    ($($name:ident)*) => {
+        mod on_sqlite {
+            $(
+                #[test]
+                fn $name() {
+                    super::$name::<$crate::places::File>();
+                }
+            )*
+        }
+
+        #[cfg(feature = "postgres")]
+        mod on_postgres {
+            $(
+                #[test]
+                fn $name() {
+                    super::$name::<$crate::places::Server>();
+                }
+            )*
+        }
+    };
+}
+pub(crate) use on_each_database;
