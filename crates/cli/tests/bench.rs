@@ -159,6 +159,50 @@ fn what_readers_cost_is_measured_with_four_cores_and_skipped_with_fewer() {
 }
 
 #[test]
+fn the_feed_is_measured_beside_bare_sockets_and_repairs_what_is_lost() {
+    let Some(_turn) = two_cores() else { return };
+    let objects = bench("feed", &[]).fine().objects();
+    let parts: Vec<_> = objects
+        .iter()
+        .map(|object| object["params"]["part"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        parts,
+        [
+            "rtt",
+            "throughput",
+            "throughput",
+            "throughput",
+            "throughput",
+            "repair",
+            "repair"
+        ]
+    );
+    if let Some(reason) = objects[0].get("skipped") {
+        eprintln!("skipped: the bench of the feed ({reason})");
+        return;
+    }
+    check(&objects[0], "feed", &TIMES);
+    assert_eq!(objects[0]["target"], json!({ "ratio_at_most": 1.15 }));
+    for object in &objects[1..5] {
+        check(object, "feed", &["msgs_per_s", "packets_per_s"]);
+        let rows = object["rows"].as_array().unwrap();
+        assert!(!rows.is_empty(), "{object}");
+        for row in rows {
+            assert!(row["msgs_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        }
+    }
+    // What is lost on one line only is never asked for; of the rest, what is needed, and all of it comes.
+    let [one_line, both_lines] = [&objects[5], &objects[6]];
+    check(one_line, "feed", &["msgs_per_s"]);
+    assert_eq!(one_line["requests"], 0, "{one_line}");
+    check(both_lines, "feed", &["in_step_ns"]);
+    let count = |key: &str| both_lines[key].as_f64().unwrap();
+    assert!(count("packets_needed") >= 1.0, "{both_lines}");
+    assert!(count("requests") <= count("packets_needed"), "{both_lines}");
+}
+
+#[test]
 fn any_size_and_alignment_can_be_asked_for() {
     let Some(_turn) = two_cores() else { return };
     for (name, size, figures) in [
@@ -308,4 +352,53 @@ fn a_killed_bench_takes_its_processes_with_it_and_the_next_one_its_memory() {
     wait_for("the end of its processes", || workers_of(child.id()) == 0);
     bench("rtt", &["--size=32", "--rounds=1"]).fine();
     assert!(left_by(child.id()).is_empty());
+}
+
+#[test]
+fn the_log_is_measured_beside_its_file_system() {
+    let Some(_turn) = two_cores() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let dir_arg = format!("--dir={}", dir.path().display());
+    let run = |args: &[&str]| {
+        let begin = [
+            "bench",
+            "log",
+            "--short",
+            "--json",
+            "--seed=7",
+            "--rounds=1",
+        ];
+        let ran = teeline(begin.into_iter().chain(args.iter().copied()))
+            .arg(&dir_arg)
+            .run();
+        ran.fine().objects()
+    };
+    for object in run(&["--only=append,sync", "--size=64", "--batch=10"]) {
+        check(&object, "log", &TIMES);
+        check(&object, "log", &RATES);
+    }
+    let parts: Vec<_> = run(&["--only=read,tail,group,open"])
+        .into_iter()
+        .map(|object| {
+            let part = object["params"]["part"].as_str().unwrap().to_owned();
+            let figures = match part.as_str() {
+                "read" => &RATES[..],
+                "group commit" => &RATES[..1],
+                _ => &TIMES[..],
+            };
+            check(&object, "log", figures);
+            part
+        })
+        .collect();
+    assert_eq!(
+        parts,
+        [
+            "read",
+            "append to visible",
+            "group commit",
+            "group commit",
+            "open"
+        ]
+    );
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }

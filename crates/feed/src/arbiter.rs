@@ -104,6 +104,10 @@ impl Arbiter {
         stats.first_copies += accepted.new;
         stats.duplicates += accepted.duplicates;
         stats.beyond_window += accepted.dropped;
+        if self.lines.len() == 1 {
+            // It trails nobody.
+            return;
+        }
         let slot = usize::try_from(sequence % RECENT_PACKETS as u64).expect("it is below 256");
         match self.recent[slot] {
             Some(first) if first.sequence == sequence => {

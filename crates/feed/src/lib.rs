@@ -41,7 +41,7 @@ pub mod wire;
 pub use arbiter::LineStats;
 pub use numbering::{Numbering, NumberingError};
 pub use publication::{NoStore, Publication, SendStats};
-pub use publisher::{PublishError, Publisher, PublisherOptions, PublisherStats};
+pub use publisher::{NotAll, PublishError, Publisher, PublisherOptions, PublisherStats};
 pub use receiver::{
     Event, Receiver, ReceiverOptions, ReceiverState, ReceiverStats, Sessions, Start,
 };

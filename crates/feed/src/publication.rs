@@ -5,7 +5,8 @@ use std::{io, ops::Range};
 use teeline_core::Sequence;
 
 use crate::{
-    Answer, MessageStore, Path, PublishError, Publisher, RetransmitServer, Run, Session, Transport,
+    Answer, MessageStore, NotAll, Path, PublishError, Publisher, RetransmitServer, Run, Session,
+    Transport,
 };
 
 /// Requests answered in one turn at most, so that they never hold back the feed for long.
@@ -79,6 +80,18 @@ impl<T: Transport, S: MessageStore> Publication<T, S> {
     #[inline]
     pub fn publish(&mut self, message: &[u8]) -> Result<Sequence, PublishError> {
         self.publisher.publish(message)
+    }
+
+    /// Numbers several messages: see [`Publisher::publish_all`].
+    ///
+    /// # Errors
+    /// [`NotAll`]; at `Full`, do some work and try the rest again.
+    #[inline]
+    pub fn publish_all<'m>(
+        &mut self,
+        messages: impl IntoIterator<Item = &'m [u8]>,
+    ) -> Result<Range<Sequence>, NotAll> {
+        self.publisher.publish_all(messages)
     }
 
     /// Sends what is due and answers who asks. How many packets went either way.

@@ -1,5 +1,7 @@
 //! The sending side of a session: numbers, packs, keeps what may be asked for again.
 
+use std::ops::Range;
+
 use teeline_core::Sequence;
 
 use crate::{
@@ -62,6 +64,16 @@ pub enum PublishError {
     /// The session was ended.
     #[error("the session was ended")]
     Ended,
+}
+
+/// Why some of several messages were not published.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}, behind {} others", published.end.0 - published.start.0)]
+pub struct NotAll {
+    /// The numbers of those that were, half-open.
+    pub published: Range<Sequence>,
+    /// Why the next one was not.
+    pub reason: PublishError,
 }
 
 /// The sending side of one session. It is handed messages and the time, and hands back packets; both lines carry the
@@ -160,6 +172,32 @@ impl Publisher {
             Ok(sequence)
         } else {
             Err(self.refusal(message))
+        }
+    }
+
+    /// Publishes messages as [`publish`](Self::publish) does each: many for less than as many calls. The numbers that were
+    /// given, half-open.
+    ///
+    /// # Errors
+    /// [`NotAll`] when one of them was not taken, and those behind it were not looked at.
+    #[inline]
+    pub fn publish_all<'m>(
+        &mut self,
+        messages: impl IntoIterator<Item = &'m [u8]>,
+    ) -> Result<Range<Sequence>, NotAll> {
+        let first = self.window.next_sequence();
+        let mut messages = messages.into_iter();
+        let refused = match self.end {
+            None => self.window.push_all(messages, self.unsent),
+            Some(_) => messages.next(),
+        };
+        let published = first..self.window.next_sequence();
+        match refused {
+            None => Ok(published),
+            Some(message) => Err(NotAll {
+                published,
+                reason: self.refusal(message),
+            }),
         }
     }
 

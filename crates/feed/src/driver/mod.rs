@@ -155,6 +155,12 @@ impl UdpTransport {
         self.unicast.as_ref()?.local_addr().ok()
     }
 
+    /// The socket of a line, for what is not here.
+    #[must_use]
+    pub fn line_socket(&self, line: usize) -> Option<&UdpSocket> {
+        self.lines.get(line).map(|line| &line.socket)
+    }
+
     /// How each line's socket was set up, and what the kernel dropped there by now.
     pub fn lines(&self) -> impl Iterator<Item = LineSocketStats> {
         self.lines.iter().map(LineSocket::stats)

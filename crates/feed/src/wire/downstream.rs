@@ -127,26 +127,37 @@ impl<'a> Downstream<'a> {
         self.trailing
     }
 
-    /// The header of a packet of `count` messages, the first of which has the number `first`.
-    pub(crate) fn header(session: Session, first: Sequence, count: u16) -> [u8; HEADER_BYTES] {
+    /// Writes the header of a packet of `count` messages, the first of which has the number `first`.
+    #[inline]
+    pub(crate) fn write_header(place: &mut [u8], session: Session, first: Sequence, count: u16) {
         let header = Header {
             session,
             sequence: first,
             count,
         };
-        header.to_bytes()
+        header.write_to(place);
     }
 
     /// A heartbeat: `next` is the number of the next message.
     #[must_use]
     pub fn heartbeat(session: Session, next: Sequence) -> [u8; HEADER_BYTES] {
-        Self::header(session, next, HEARTBEAT)
+        let header = Header {
+            session,
+            sequence: next,
+            count: HEARTBEAT,
+        };
+        header.to_bytes()
     }
 
     /// The end of a session whose next message would have had the number `next`.
     #[must_use]
     pub fn end_of_session(session: Session, next: Sequence) -> [u8; HEADER_BYTES] {
-        Self::header(session, next, END_OF_SESSION)
+        let header = Header {
+            session,
+            sequence: next,
+            count: END_OF_SESSION,
+        };
+        header.to_bytes()
     }
 }
 
@@ -200,12 +211,14 @@ impl<'a> Iterator for Messages<'a> {
     fn fold<B, F: FnMut(B, Self::Item) -> B>(mut self, init: B, mut each: F) -> B {
         let mut all = init;
         if let Some(stride) = self.stride {
-            let blocks = self.rest.chunks_exact(stride).take(usize::from(self.left));
-            let mut sequence = self.sequence;
-            for block in blocks {
-                let (_, message) = block.split_at(LENGTH_BYTES.min(block.len()));
+            let (mut sequence, mut rest) = (self.sequence, self.rest);
+            for _ in 0..self.left {
+                let Some((block, behind)) = rest.split_at_checked(stride) else {
+                    break;
+                };
+                let (_, message) = block.split_at(LENGTH_BYTES.min(stride));
                 all = each(all, (sequence, message));
-                sequence = sequence.next();
+                (sequence, rest) = (sequence.next(), behind);
             }
             return all;
         }
@@ -223,11 +236,14 @@ impl ExactSizeIterator for Messages<'_> {}
 fn common_stride(blocks: &[u8], count: u16) -> Option<usize> {
     let length = blocks.first_chunk::<LENGTH_BYTES>()?;
     let stride = LENGTH_BYTES + usize::from(u16::from_be_bytes(*length));
-    let blocks = blocks.get(..stride * usize::from(count))?;
-    blocks
-        .chunks_exact(stride)
-        .all(|block| block.starts_with(length))
-        .then_some(stride)
+    let mut rest = blocks.get(..stride * usize::from(count))?;
+    while let Some((block, behind)) = rest.split_at_checked(stride) {
+        if block.first_chunk() != Some(length) {
+            return None;
+        }
+        rest = behind;
+    }
+    Some(stride)
 }
 
 /// The first message of `blocks` and the blocks behind it, or how many bytes are missing.

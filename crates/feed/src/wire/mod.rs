@@ -77,11 +77,18 @@ impl Header {
 
     fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
-        let (session, rest) = bytes.split_at_mut(SEQUENCE_AT);
-        let (sequence, count) = rest.split_at_mut(COUNT_AT - SEQUENCE_AT);
+        self.write_to(&mut bytes);
+        bytes
+    }
+
+    /// Writes it to the front of `place`, which has room for it.
+    #[inline]
+    fn write_to(self, place: &mut [u8]) {
+        let (session, rest) = place.split_at_mut(SEQUENCE_AT);
+        let (sequence, rest) = rest.split_at_mut(COUNT_AT - SEQUENCE_AT);
+        let (count, _) = rest.split_at_mut(HEADER_BYTES - COUNT_AT);
         session.copy_from_slice(self.session.as_bytes());
         sequence.copy_from_slice(&self.sequence.0.to_be_bytes());
         count.copy_from_slice(&self.count.to_be_bytes());
-        bytes
     }
 }

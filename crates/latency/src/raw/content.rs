@@ -16,6 +16,21 @@ pub trait Size: Copy {
 
     /// Copies a message; `false` when one is not of this size.
     fn copy(self, from: &[u8], to: &mut [u8]) -> bool;
+
+    /// As [`copy`](Self::copy), the first `head` bytes last: they share a line with a flag that somebody polls, and the line
+    /// is fetched once that way and not twice.
+    #[inline(always)]
+    fn copy_head_last(self, from: &[u8], to: &mut [u8], head: usize) -> bool {
+        match self.of(from) {
+            Some(from) if from.len() == to.len() && head < from.len() => {
+                let (to_head, to_tail) = to.split_at_mut(head);
+                to_tail.copy_from_slice(&from[head..]);
+                to_head.copy_from_slice(&from[..head]);
+                true
+            }
+            _ => self.copy(from, to),
+        }
+    }
 }
 
 /// A size that the compiler knows, in bytes.
@@ -180,6 +195,10 @@ mod tests {
         assert!(!size.is(Content { seed: 8 }, 41, &message));
         let mut copied = vec![0; size.bytes()];
         assert!(size.copy(&message, &mut copied) && copied == message);
+        for head in [0, 3, 48, message.len(), message.len() + 1] {
+            copied.fill(0);
+            assert!(size.copy_head_last(&message, &mut copied, head) && copied == message);
+        }
         for at in 0..message.len() {
             message[at] ^= 1;
             assert!(!size.is(content, 41, &message), "byte {at}");

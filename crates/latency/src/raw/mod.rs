@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`ask`] | [`answer`] | a message there and back over a [`Route`]: in one line with its flag, in many such lines, or copied beside a flag |
 //! | [`stream_out`] | [`stream_in`] | messages one way, as many as there is room for |
-//! | [`wake`] | [`woken`] | a word, to a process that sleeps |
+//! | [`wake()`] | [`woken`] | a word, to a process that sleeps |
 #![expect(
     unsafe_code,
     reason = "lines of shared memory are reached by address, without checks"

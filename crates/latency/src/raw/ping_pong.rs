@@ -95,6 +95,10 @@ impl Route {
         };
         End {
             size,
+            head: match self {
+                Self::Line | Self::Walk { .. } => Self::IN_LINE_BYTES_MAX,
+                Self::Copy => 0,
+            },
             outward,
             inward,
             sent: places,
@@ -106,6 +110,8 @@ impl Route {
 /// One end of a [`Route`].
 pub struct End<'a, S> {
     size: S,
+    /// Bytes of a message that share a line with its flag.
+    head: usize,
     outward: Lane<'a>,
     inward: Lane<'a>,
     sent: Places,
@@ -167,7 +173,7 @@ impl<S: Size> Duplex for End<'_, S> {
         // was here before, and looks here again when it sees the flag below.
         unsafe {
             self.outward.write(at, size.bytes(), |to| {
-                size.copy(message, to);
+                size.copy_head_last(message, to, self.head);
             });
         }
         // SAFETY: a line of the lane, as above.

@@ -42,8 +42,9 @@ pub(super) struct Syncer {
 /// the other half, and so each of them waits for two.
 #[derive(Debug, Default)]
 struct Crowd {
-    waiting: usize,
-    /// How many waited when the last sync was done.
+    /// What each of them waits for: the end of what it wrote.
+    waiting: Vec<Offset>,
+    /// How many waited when the last sync was done, those included whom it served.
     expected: usize,
     /// How long it took.
     took: Duration,
@@ -112,9 +113,13 @@ impl Syncer {
 
     /// Waits until `written` is durable, syncing if nobody else does, and returns the end of what is.
     pub(super) fn commit(&self, written: &Written) -> Result<Offset, AppendError> {
-        self.crowd().waiting += 1;
+        self.crowd().waiting.push(written.end);
         let done = self.commit_in_crowd(written);
-        self.crowd().waiting -= 1;
+        let mut crowd = self.crowd();
+        // Whom a sync of this process served is not counted any more.
+        if let Some(at) = crowd.waiting.iter().position(|end| *end == written.end) {
+            crowd.waiting.swap_remove(at);
+        }
         done
     }
 
@@ -219,22 +224,22 @@ impl Syncer {
         self.note_synced();
         let end_ns = self.env.storage.monotonic_ns();
         let mut crowd = self.crowd();
-        crowd.expected = crowd.waiting;
+        crowd.expected = crowd.waiting.len();
+        crowd.waiting.retain(|waiting| *waiting > Offset(end));
         crowd.took = Duration::from_nanos(end_ns.saturating_sub(begin_ns));
         Ok(())
     }
 
     /// Waits for those who are to come back, for a small part of what a sync takes.
     fn wait_for_crowd(&self) {
-        const PART: u32 = 4;
+        const PART: u32 = 2;
         let storage = &*self.env.storage;
         let begin_ns = storage.monotonic_ns();
         loop {
-            let Crowd {
-                waiting,
-                expected,
-                took,
-            } = *self.crowd();
+            let (waiting, expected, took) = {
+                let crowd = self.crowd();
+                (crowd.waiting.len(), crowd.expected, crowd.took)
+            };
             let waited = Duration::from_nanos(storage.monotonic_ns().saturating_sub(begin_ns));
             if waiting >= expected || waited >= took / PART {
                 return;

@@ -29,6 +29,8 @@
 
 mod crew;
 mod fanout;
+mod feed;
+mod log;
 mod pairs;
 mod publish;
 mod publishing;
@@ -59,6 +61,10 @@ pub(crate) enum BenchVerb {
     Fanout(fanout::FanoutArgs),
     /// Messages a second through a ring, beside a raw stream of cache lines.
     Throughput(throughput::ThroughputArgs),
+    /// Round trip, messages a second and repair of losses of a feed over multicast, beside bare sockets.
+    Feed(feed::FeedArgs),
+    /// Appends, syncs, reads, wakes and opening of a log, beside what the file system charges for the same.
+    Log(log::LogArgs),
 }
 
 impl BenchVerb {
@@ -69,6 +75,8 @@ impl BenchVerb {
             Self::Publish(publish) => publish.run(out),
             Self::Fanout(fanout) => fanout.run(out),
             Self::Throughput(throughput) => throughput.run(out),
+            Self::Feed(feed) => feed.run(out),
+            Self::Log(log) => log.run(out),
         }
     }
 }
@@ -81,6 +89,8 @@ impl WorkerArgs {
             publish::NAME => self.serve::<publish::Work>(),
             fanout::NAME => self.serve::<fanout::Work>(),
             throughput::NAME => self.serve::<throughput::Work>(),
+            feed::NAME => self.serve::<feed::Work>(),
+            log::NAME => self.serve::<log::Work>(),
             other => Err(Failure::new(format_args!("there is no bench {other}"))),
         }
     }

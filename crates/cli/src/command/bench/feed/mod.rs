@@ -1,0 +1,149 @@
+//! The feed over multicast on the loopback interface, between two processes that spin, beside bare sockets.
+//!
+//! Figures of the loopback interface are its own: a large send is never cut there, and nothing is ever on a wire.
+
+mod bare;
+mod lines;
+mod repair;
+mod rtt;
+mod stream;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use teeline_feed::driver::UdpTransport;
+
+use self::lines::{Lines, Pace};
+use super::{Crew, Round, Stage, StageArgs, measure, skip};
+use crate::output::{Answer, Failure, Output};
+
+pub(super) const NAME: &str = "feed";
+
+/// Largest packet, in bytes of UDP payload: what an Ethernet frame takes, with some to spare.
+const PACKET_BYTES: usize = 1_400;
+
+/// Round trip, throughput and repair of losses over multicast on the loopback interface, beside bare sockets.
+#[derive(Debug, Args)]
+pub(crate) struct FeedArgs {
+    #[command(flatten)]
+    stage: StageArgs,
+    /// An ITCH file, whose messages are sent in the last throughput row [default: made-up ones of a real day's lengths].
+    #[arg(long, value_name = "FILE")]
+    itch: Option<PathBuf>,
+    /// Only this part: rtt, throughput or repair.
+    #[arg(long, value_enum)]
+    only: Option<Part>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Rtt,
+    Throughput,
+    Repair,
+}
+
+impl FeedArgs {
+    pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
+        let stage = Stage::set(&self.stage)?;
+        let wanted = |part| self.only.is_none_or(|only| only == part);
+        let rtt = wanted(Part::Rtt).then_some(rtt::Plan);
+        let mut streams = Vec::new();
+        if wanted(Part::Throughput) {
+            streams = stream::Plan::all(self.itch.as_deref())?;
+        }
+        let mut repairs = Vec::new();
+        if wanted(Part::Repair) {
+            repairs = repair::Plan::all(stage.short);
+        }
+        let cores = stage
+            .cores::<2>()
+            .and_then(|cores| Lines::carry_multicast().map(|()| cores));
+        let cores = match cores {
+            Ok(cores) => cores,
+            Err(reason) => {
+                let cases = rtt.iter().map(rtt::Plan::case);
+                let cases = cases.chain(streams.iter().map(stream::Plan::case));
+                for case in cases.chain(repairs.iter().map(repair::Plan::case)) {
+                    skip(&case, &reason, out)?;
+                }
+                return Ok(Answer::Fine);
+            }
+        };
+        let mut crew = Crew::start(&stage, NAME, &cores)?;
+        let mut answer = Answer::Fine;
+        if let Some(plan) = rtt {
+            let mut regime = rtt::Rtt::new(&stage, &mut crew, plan);
+            answer = answer.and(measure(&stage, &mut regime, out)?);
+        }
+        for plan in streams {
+            let mut regime = stream::Throughput::new(&stage, &mut crew, plan);
+            answer = answer.and(measure(&stage, &mut regime, out)?);
+        }
+        for plan in repairs {
+            let mut regime = repair::Repair::new(&stage, &mut crew, plan);
+            answer = answer.and(measure(&stage, &mut regime, out)?);
+        }
+        Ok(answer)
+    }
+}
+
+/// One side's half of a round.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Work {
+    /// Whether it sends first.
+    left: bool,
+    lines: Lines,
+    pace: Pace,
+    what: What,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+enum What {
+    Rtt(rtt::Task),
+    Stream(stream::Task),
+    Repair(repair::Task),
+}
+
+impl super::Work for Work {
+    type Done = Round;
+
+    fn run(self) -> Result<Round, Failure> {
+        match &self.what {
+            What::Rtt(task) => task.run(&self),
+            What::Stream(task) => task.run(&self),
+            What::Repair(task) => task.run(&self),
+        }
+    }
+}
+
+/// Plays a round: both processes do their half of `what`.
+fn play(
+    stage: &Stage,
+    crew: &mut Crew<'_, Work>,
+    lines: &Lines,
+    what: &What,
+) -> Result<Round, Failure> {
+    let place = stage.place()?;
+    let pace = Pace::create(&place)?;
+    let work = |left| Work {
+        left,
+        lines: lines.clone(),
+        pace: pace.clone(),
+        what: what.clone(),
+    };
+    let rounds = crew.play(vec![work(true), work(false)])?;
+    Ok(rounds.into_iter().fold(Round::new(), Round::and))
+}
+
+/// A failure of the transport.
+fn broken(error: std::io::Error) -> Failure {
+    Failure::new(format_args!("cannot send or receive: {error}"))
+}
+
+/// The socket of the first line.
+fn socket(transport: &UdpTransport) -> Result<&std::net::UdpSocket, Failure> {
+    transport
+        .line_socket(0)
+        .ok_or_else(|| Failure::new("there is no line"))
+}
