@@ -38,7 +38,7 @@ const REPLACEMENT_NAP: Duration = Duration::from_micros(200);
 /// How often a slot is looked at that others are just freeing and taking.
 const MEMBER_ATTEMPTS: usize = 1000;
 /// How long who joins asks a producer that is always faster, at least.
-const JOIN_WAIT_MIN: Duration = Duration::from_secs(1);
+const JOIN_WAIT_MIN: Duration = Duration::from_millis(200);
 
 /// A ring's directory that was opened and whose file `ring` was checked.
 #[derive(Debug)]
