@@ -7,6 +7,7 @@ mod membership;
 mod memory;
 mod notifier;
 mod observers;
+mod oracle;
 mod poller;
 mod waiting;
 
