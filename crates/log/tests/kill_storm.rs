@@ -110,7 +110,8 @@ fn start(root: &Path, number: usize, acknowledged: &Acknowledged) -> Writer {
             let Some(stored) = stored else { continue };
             let mut acknowledged = acknowledged.lock().unwrap();
             let largest: &mut u64 = acknowledged.entry(number).or_default();
-            assert!(stored > *largest || *largest == 0, "numbers grow");
+            // The last number of one life may be all that the first batch of the next one holds.
+            assert!(stored >= *largest, "{stored} after {largest}");
             *largest = stored;
             tell.send(()).ok();
         }

@@ -1,4 +1,5 @@
-//! Appends of 100 records of 256 bytes, beside the bare writes of as many bytes, on the file system of the build folder.
+//! Appends of 100 records of 256 bytes, beside the bare writes of as many bytes and beside other embedded logs, on the file
+//! system of the build folder.
 //!
 //! Regimes: `no-sync` leaves the bytes to the kernel, `sync` waits for the device after each batch. The bare file of
 //! `sync` comes in two kinds: growing, and written ahead with zeros, as the log's segments are.
@@ -6,6 +7,8 @@
     clippy::unwrap_used,
     reason = "a benchmark stops at the first surprise"
 )]
+
+mod peers;
 
 use std::{fs::File, os::unix::fs::FileExt, path::Path, time::Duration};
 
@@ -190,6 +193,24 @@ fn appends(criterion: &mut Criterion) {
                 "bare, growing"
             };
             group.bench_function(name, |bencher| bencher.iter(|| bare.write(&bytes)));
+        }
+
+        let folder = folder();
+        for (name, mut peer) in peers::peers(folder.path(), sync) {
+            let mut next = 1;
+            let mut append = |peer: &mut dyn peers::Peer| {
+                let values = core::array::from_fn(|place| value(next + place as u64));
+                peer.append(&values);
+                next += BATCH as u64;
+                next - BATCH as u64
+            };
+            let first = append(&mut *peer);
+            peer.check_last(first);
+            let mut last = first;
+            group.bench_function(name, |bencher| {
+                bencher.iter(|| last = append(&mut *peer));
+            });
+            peer.check_last(last);
         }
         group.finish();
     }
