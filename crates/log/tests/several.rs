@@ -5,7 +5,10 @@
 use std::{collections::BTreeMap, thread, time::Duration};
 
 use teeline_core::{Epoch, Offset, Partition, Sequence, SourceId, SourceName};
-use teeline_log::{Answer, Durability, Log, LogOptions, NewRecord, Succession, Topic, TopicConfig};
+use teeline_log::fake::{FakeDisk, Fault, Operation};
+use teeline_log::{
+    Answer, AppendError, Durability, Log, LogOptions, NewRecord, Succession, Topic, TopicConfig,
+};
 
 const P0: Partition = Partition(0);
 
@@ -177,4 +180,159 @@ fn the_next_segment_is_written_ahead() {
         segments.contains(&inode),
         "the prepared segment has its turn"
     );
+}
+
+/// HAZARDS LG-09, with several waiting for one sync: when it fails, none of them is told that its record is stored, nor
+/// is anybody else until the partition is reopened; then what was acknowledged is readable.
+#[test]
+fn lg_09_a_failed_sync_fails_all_who_wait_for_it() {
+    for nth in 1..=12 {
+        let disk = FakeDisk::new(nth);
+        let log = Log::create_on(disk.process(), "/log", &options()).unwrap();
+        let config = TopicConfig {
+            segment_bytes: 4 << 10,
+            ..TopicConfig::default()
+        };
+        let topic = log
+            .create_topic(&"fills".parse().unwrap(), &config)
+            .unwrap();
+        topic.recover(P0).unwrap();
+        disk.fail(Fault {
+            operation: Operation::Sync,
+            path_contains: ".log".to_owned(),
+            nth,
+            kind: std::io::ErrorKind::Other,
+        });
+        let acknowledged: Vec<(SourceId, Sequence)> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|number| {
+                    let (log, topic) = (&log, &topic);
+                    scope.spawn(move || {
+                        let source = source(number);
+                        let mut writer =
+                            log.writer(&source, Epoch(1), Succession::AfterDrain).ok()?;
+                        let mut stored = Vec::new();
+                        for number in 1.. {
+                            let record = NewRecord::data(Sequence(number), 1, None, b"a fill");
+                            match writer.append(topic, P0, &[record]) {
+                                Ok(answer) => {
+                                    assert!(answer.is_settled());
+                                    stored.push((source.id(), Sequence(number)));
+                                }
+                                Err(AppendError::Stopped { .. }) => break,
+                                Err(error) => panic!("{error}"),
+                            }
+                        }
+                        // It stays stopped.
+                        let record = NewRecord::data(Sequence(u64::MAX), 1, None, b"late");
+                        assert!(writer.append(topic, P0, &[record]).is_err());
+                        Some(stored)
+                    })
+                })
+                .collect();
+            let stored = threads.into_iter().map(|thread| thread.join().unwrap());
+            stored.flatten().flatten().collect()
+        });
+        assert_eq!(disk.take_failed(), 1);
+        topic.reopen(P0).unwrap();
+        let mut reader = log.reader(&topic, P0, Offset(0)).unwrap();
+        let mut found = Vec::new();
+        while reader
+            .poll(100, |record| {
+                found.extend(record.identity.map(|id| (id.source, id.sequence)));
+            })
+            .unwrap()
+            > 0
+        {}
+        for record in &acknowledged {
+            assert!(found.contains(record), "{record:?} is gone (sync {nth})");
+        }
+        let distinct: std::collections::BTreeSet<_> = found.iter().collect();
+        assert_eq!(distinct.len(), found.len(), "none is there twice");
+    }
+}
+
+const HOLDER_ROOT: &str = "TEELINE_TEST_FROZEN_ROOT";
+
+/// A writer that is frozen while it holds a lock is named, with the time since when, after the caller's patience is over;
+/// when it goes on, so do the others.
+#[test]
+fn a_frozen_holder_makes_the_others_busy_and_not_broken() {
+    if let Some(root) = std::env::var_os(HOLDER_ROOT) {
+        let log = Log::open(root, &options()).unwrap();
+        let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+        append_all(&log, &topic, 1, u64::MAX);
+        return;
+    }
+    let (_dir, log, _) = log(Durability::SyncEachBatch, 1 << 20);
+    let impatient = LogOptions {
+        patience: Duration::from_millis(30),
+        ..options()
+    };
+    let other = Log::open(log.root(), &impatient).unwrap();
+    let topic = other.topic(&"fills".parse().unwrap()).unwrap();
+    let mut writer = other
+        .writer(&source(2), Epoch(1), Succession::AfterDrain)
+        .unwrap();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "a_frozen_holder_makes_the_others_busy_and_not_broken",
+        ])
+        .env(HOLDER_ROOT, log.root())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let signal = |name: &str| {
+        let sent = std::process::Command::new("kill")
+            .args([name, &child.id().to_string()])
+            .status();
+        assert!(sent.unwrap().success());
+    };
+    let mut number = 0;
+    let mut append = || {
+        let record = NewRecord::data(Sequence(number + 1), 1, None, b"a fill");
+        let answer = writer.append(&topic, P0, &[record])?;
+        assert!(answer.is_settled());
+        number += 1;
+        Ok::<_, AppendError>(())
+    };
+    let mut refused = 0;
+    let mut tries = 0;
+    while refused < 3 {
+        tries += 1;
+        assert!(
+            tries < 2_000,
+            "the child never held a lock when it was frozen"
+        );
+        signal("-STOP");
+        match append() {
+            Ok(()) => {}
+            Err(AppendError::Busy { holder, .. }) => {
+                let holder = holder.expect("the page names the holder");
+                assert_eq!(holder.pid, child.id());
+                assert!(holder.since_wall_ns > 0);
+                refused += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        signal("-CONT");
+        // What was refused is appended again, and recognised if it was written.
+        while append().is_err() {}
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    append().unwrap();
+    let mut reader = other.reader(&topic, P0, Offset(0)).unwrap();
+    let mut last = BTreeMap::new();
+    while reader
+        .poll(100, |record| {
+            let identity = record.identity.unwrap();
+            let before = last.insert(identity.source, identity.sequence.0);
+            assert_eq!(before.unwrap_or(0) + 1, identity.sequence.0);
+        })
+        .unwrap()
+        > 0
+    {}
+    assert_eq!(last[&source(2).id()], number);
 }
