@@ -222,6 +222,12 @@ impl FakeDisk {
         self.world().faults.push(fault);
     }
 
+    /// How many operations failed as ordered since the last [`FakeDisk::take_failed`].
+    #[must_use]
+    pub fn failed(&self) -> u64 {
+        self.world().failed
+    }
+
     /// How many operations failed as ordered; faults not yet met are forgotten.
     pub fn take_failed(&self) -> u64 {
         let mut world = self.world();

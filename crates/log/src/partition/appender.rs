@@ -279,6 +279,7 @@ impl Appender {
         }
         if self.page.load(Word::StateNumber) != self.state.number {
             self.refresh_state()?;
+            self.page.store(Word::LogStart, self.state.log_start.0)?;
             self.page.store(Word::StateNumber, self.state.number)?;
         }
         let end = Offset(self.page.load(Word::End));

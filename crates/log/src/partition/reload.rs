@@ -36,6 +36,10 @@ impl Appender {
             self.state_file.drop_cached()?;
         }
         self.refresh_state()?;
+        if current {
+            // Retention may have died between the state and the page.
+            self.page.store(Word::LogStart, self.state.log_start.0)?;
+        }
         self.remove_passed()?;
         let page_end = Offset(self.page.load(Word::End));
         let page_durable = Offset(self.page.load(Word::Durable));
@@ -116,6 +120,11 @@ impl Appender {
         durable: Offset,
     ) -> Result<(), StorageError> {
         let storage = &*self.env.storage;
+        // Its name may never become durable, under whichever name it is taken for the next segment.
+        match storage.remove(&recovery::next_segment_path(&self.dir)) {
+            Err(error) if !error.is_not_found() => return Err(error),
+            _ => {}
+        }
         for base in segment::list(storage, &self.dir)? {
             let path = segment::log_path(&self.dir, base);
             if base > first && base >= durable {

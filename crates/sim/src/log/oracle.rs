@@ -1,0 +1,231 @@
+//! What must be there, what may be, and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use teeline_core::{Offset, Partition};
+use teeline_log::{Control, Log, Topic};
+
+use super::record::{Fact, source, topic_name};
+
+/// How what was not durable may have been lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Crash {
+    /// Processes were killed: nothing written is lost.
+    Kill,
+    /// The power was cut, or an operation failed and the partition was opened anew: what was not durable may be lost.
+    Loss,
+}
+
+/// What is known of one partition.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PartitionFacts {
+    /// What was answered or read, by offset.
+    pub(super) known: BTreeMap<u64, Fact>,
+    /// Everything known below is durable.
+    pub(super) durable: u64,
+    /// Offsets that were answered and are gone: no other record may get them.
+    pub(super) gone: BTreeSet<u64>,
+    /// The log start, and how far it may be while retention is under way.
+    pub(super) start: u64,
+    pub(super) start_most: u64,
+    /// Whether compaction has ever begun here.
+    pub(super) compacted: bool,
+    /// Tombstones below may have been dropped.
+    pub(super) tombstones_passed: u64,
+}
+
+/// What is known of the topic.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Oracle {
+    pub(super) partitions: Vec<PartitionFacts>,
+    /// Sent, and not answered: may be there, once.
+    pub(super) maybe: BTreeSet<Fact>,
+    pub(super) sources: usize,
+}
+
+/// What a partition was found to hold.
+#[derive(Debug, Default)]
+struct Found {
+    start: u64,
+    records: BTreeMap<u64, Fact>,
+    lost: Vec<(u64, u64)>,
+}
+
+impl Oracle {
+    /// Opens every partition, reads everything, and compares it with what is known after `crash`. Then takes over what
+    /// was found: that is the truth from now on.
+    pub(super) fn check(&mut self, log: &Log, crash: Crash) {
+        let topic = log.topic(&topic_name()).unwrap();
+        // A growth that was under way may have happened or not.
+        let count = topic.config().partitions as usize;
+        assert!(count >= self.partitions.len());
+        self.partitions.resize_with(count, PartitionFacts::default);
+        let mut seen = BTreeSet::new();
+        for number in 0..count {
+            let partition = Partition(u32::try_from(number).unwrap());
+            let report = topic.recover(partition).unwrap();
+            assert_eq!(report.damage, None, "what was durable is damaged");
+            // What was written and not synced by the dead shows from here on.
+            topic.sync(partition).unwrap();
+            let found = read(
+                &topic,
+                partition,
+                self.sources,
+                self.partitions[number].compacted,
+            );
+            for fact in found.records.values() {
+                assert!(seen.insert(*fact), "{fact:?} is there twice");
+                let key = fact.key();
+                assert_eq!(topic.route(&fact.identity(), Some(&key)), partition);
+            }
+            self.compare(number, found, crash);
+            self.check_dedup(&topic, number);
+        }
+    }
+
+    fn compare(&mut self, number: usize, found: Found, crash: Crash) {
+        let Found {
+            start,
+            records,
+            lost,
+        } = found;
+        let facts = &mut self.partitions[number];
+        let what = format!("partition {number}, {crash:?}, durable {}", facts.durable);
+        assert!(
+            (facts.start..=facts.start_most.max(facts.start)).contains(&start),
+            "{what}: start {start}, not {}..={}",
+            facts.start,
+            facts.start_most
+        );
+        facts.start = start;
+        facts.start_most = start;
+        for (offset, fact) in facts.known.clone() {
+            if offset < start || records.get(&offset) == Some(&fact) {
+                continue;
+            }
+            assert_eq!(records.get(&offset), None, "{what}: {offset} was {fact:?}");
+            let may_be_lost = crash == Crash::Loss && offset >= facts.durable;
+            let told = lost
+                .iter()
+                .any(|(first, last)| (*first..=*last).contains(&offset));
+            let dropped = facts.compacted && is_dropped(facts, &records, offset, fact);
+            if dropped && !(may_be_lost && told) {
+                continue;
+            }
+            assert!(
+                may_be_lost,
+                "{what}: {fact:?} at {offset} is missing; lost {lost:?}, there {records:?}"
+            );
+            assert!(told, "{what}: {offset} is gone without a word: {lost:?}");
+            facts.known.remove(&offset);
+            facts.gone.insert(offset);
+            self.maybe.insert(fact);
+        }
+        let mut last = BTreeMap::new();
+        for (offset, fact) in &records {
+            let before = last.insert(fact.source, fact.sequence);
+            assert!(
+                before.is_none_or(|before| before < fact.sequence),
+                "{what}: {fact:?} comes late"
+            );
+            if facts.known.contains_key(offset) {
+                continue;
+            }
+            assert!(
+                self.maybe.remove(fact),
+                "{what}: {fact:?} at {offset} was never sent, or stood elsewhere"
+            );
+            assert!(
+                !facts.gone.contains(offset),
+                "{what}: {offset} is used again"
+            );
+            facts.known.insert(*offset, *fact);
+        }
+        // What recovery kept, it has made durable.
+        let end = records.keys().next_back().map_or(0, |last| last + 1);
+        facts.durable = facts.durable.max(end);
+    }
+
+    /// The numbers by which duplicates are told are those of the last record of each source, readable or not any more.
+    fn check_dedup(&self, topic: &Topic, number: usize) {
+        for one in 0..self.sources {
+            let partition = Partition(u32::try_from(number).unwrap());
+            let known = topic.last(source(one).id(), partition).unwrap();
+            let known = known.map(|known| (known.offset.0, known.sequence.0));
+            let facts = self.partitions[number].known.iter();
+            let last = facts
+                .filter(|(_, fact)| fact.source == one)
+                .map(|(offset, fact)| (*offset, fact.sequence))
+                .next_back();
+            assert_eq!(known, last, "partition {number}, source {one}");
+        }
+    }
+}
+
+/// Whether compaction may have dropped a record: its key has a later one, or it is a tombstone that everybody has passed,
+/// or it is older than such a one.
+fn is_dropped(
+    facts: &PartitionFacts,
+    records: &BTreeMap<u64, Fact>,
+    offset: u64,
+    fact: Fact,
+) -> bool {
+    let key = fact.key();
+    let later = records
+        .range(offset + 1..)
+        .any(|(_, later)| later.key() == key);
+    let passed = facts
+        .known
+        .range(offset..facts.tombstones_passed.max(offset));
+    later
+        || passed
+            .into_iter()
+            .any(|(_, other)| other.is_tombstone() && other.key() == key)
+}
+
+/// Reads a partition from its start to its end.
+fn read(topic: &Topic, partition: Partition, sources: usize, compacted: bool) -> Found {
+    let start = topic.start(partition).unwrap().0;
+    let mut found = Found {
+        start,
+        ..Found::default()
+    };
+    let mut reader = topic.reader(partition, Offset(start)).unwrap();
+    let mut next = start;
+    while reader
+        .poll(9, |record| {
+            let offset = record.offset.0;
+            match record.control {
+                Some(Control::Lost { first, last }) => {
+                    assert!(first.0 <= last.0 && last.0 + 1 == offset, "{record:?}");
+                    assert!(compacted || first.0 == next, "a lost range closes the gap");
+                    found.lost.push((first.0, last.0));
+                }
+                Some(Control::Gap { .. }) => panic!("nobody sends gaps"),
+                None => {
+                    assert!(
+                        offset == next || compacted && offset > next,
+                        "a hole at {next}"
+                    );
+                    let identity = record.identity.unwrap();
+                    let one = (0..sources).find(|one| source(*one).id() == identity.source);
+                    let fact = Fact {
+                        source: one.expect("only known sources"),
+                        sequence: identity.sequence.0,
+                    };
+                    assert_eq!(record.value, fact.value(), "{fact:?}: bytes as sent");
+                    assert_eq!(record.key, Some(&fact.key()[..]), "{fact:?}");
+                    assert_eq!(record.tombstone, fact.is_tombstone(), "{fact:?}");
+                    found.records.insert(offset, fact);
+                }
+            }
+            next = offset + 1;
+        })
+        .unwrap()
+        > 0
+    {}
+    let end = topic.high_watermark(partition).unwrap();
+    assert_eq!(reader.position(), end, "read to the high watermark");
+    assert!(next == end.0 || compacted && next <= end.0);
+    found
+}
