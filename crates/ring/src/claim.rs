@@ -55,8 +55,8 @@ impl<'a> Claim<'a> {
     /// When the claim is shorter.
     #[inline(always)]
     pub fn commit_short(self, len: usize) -> Sequence {
-        let now_ns = self.producer.stamp();
-        let writer = &mut self.producer.writer;
+        let Producer { writer, clock, .. } = self.producer;
+        let now_ns = || clock.monotonic_ns();
         writer.commit(self.reservation, self.kind, len, now_ns)
     }
 

@@ -262,7 +262,7 @@ impl LocatedMessage {
         let timestamp_ns = geometry
             .stamped()
             .then(|| data.load(self.index + at::TIMESTAMP, Ordering::Relaxed));
-        let payload = self.index + geometry.header() as usize;
+        let payload = payload_index(geometry, self.index);
         data.read(payload, self.len as usize, |payload| {
             f(Message {
                 sequence: Sequence(self.sequence),
@@ -320,13 +320,13 @@ fn next_after_control<M: Memory>(
 }
 
 fn gap<M: Memory>(geometry: &Geometry, data: &M, located: &Located) -> (u64, u64) {
-    let payload = payload_index(geometry, located.start);
+    let payload = payload_index(geometry, geometry.index(located.start));
     let word = |offset| data.load(payload + offset, Ordering::Relaxed);
     (word(0), word(8))
 }
 
 fn epoch<M: Memory>(geometry: &Geometry, data: &M, located: &Located) -> Frame<'static> {
-    let payload = payload_index(geometry, located.start);
+    let payload = payload_index(geometry, geometry.index(located.start));
     let word = |offset| data.load(payload + offset, Ordering::Relaxed);
     let mut session = [0; SESSION_BYTES];
     session[..8].copy_from_slice(&word(0).to_le_bytes());
@@ -359,11 +359,11 @@ pub fn epoch_payload(
     payload
 }
 
-/// Index of the first byte of a payload.
+/// Index of the first byte of the payload of the frame that begins at `index`.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "16 or 24")]
-pub const fn payload_index(geometry: &Geometry, start: u64) -> usize {
-    geometry.index(start) + geometry.header() as usize
+pub const fn payload_index(geometry: &Geometry, index: usize) -> usize {
+    index + geometry.header() as usize
 }
 
 /// Hands a frame to `f`. Padding is none that anybody is handed: `None`.
@@ -384,7 +384,7 @@ pub fn lend<M: Memory, R>(
             let timestamp_ns = geometry
                 .stamped()
                 .then(|| data.load(index + at::TIMESTAMP, Ordering::Relaxed));
-            let payload = payload_index(geometry, located.start);
+            let payload = payload_index(geometry, geometry.index(located.start));
             Some(data.read(payload, located.len as usize, |payload| {
                 f(Frame::Message(Message {
                     sequence: Sequence(located.sequence),
@@ -426,7 +426,10 @@ pub fn copy<'a, M: Memory>(
                 data.load(index + at::TIMESTAMP, Ordering::Relaxed)
             });
             let payload = &mut room[..located.len as usize];
-            data.copy_out(payload_index(geometry, located.start), payload);
+            data.copy_out(
+                payload_index(geometry, geometry.index(located.start)),
+                payload,
+            );
             Some(Frame::Message(Message {
                 sequence: Sequence(located.sequence),
                 kind,

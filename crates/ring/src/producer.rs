@@ -15,7 +15,7 @@ use crate::{
     pages::MemoryReport,
     progress::{ConsumerProgress, Watch},
     region,
-    writer::{Reservation, Writer},
+    writer::Writer,
 };
 
 /// How to attach.
@@ -47,10 +47,8 @@ impl Default for AttachOptions {
 pub struct Producer {
     pub(crate) writer: Writer<Mapped>,
     ring: RingInfo,
-    clock: Arc<dyn Clock>,
+    pub(crate) clock: Arc<dyn Clock>,
     takeover: Option<Takeover>,
-    /// False while a ring is new and nobody has said what came before it.
-    resumed: bool,
     watch: Watch,
     memory: MemoryReport,
     lock: OfdLock,
@@ -75,9 +73,9 @@ impl Producer {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, AttachError> {
         region::with_current(dir.as_ref(), |region| {
-            let (writer, takeover, memory, lock) = region.take_over_producer(options)?;
+            let (mut writer, takeover, memory, lock) = region.take_over_producer(options)?;
+            writer.set_resumed(writer.position() > Position(0));
             Ok(Self {
-                resumed: writer.position() > Position(0),
                 writer,
                 ring: RingInfo::new(region.descriptor()),
                 clock: Arc::clone(&clock),
@@ -177,7 +175,7 @@ impl Producer {
     /// [`resume`](Self::resume), before the first publish of a new ring. Otherwise a gateway that publishes its day again
     /// after a reboot doubles everything under new numbers.
     pub fn from_scratch(&mut self) {
-        self.resumed = true;
+        self.writer.set_resumed(true);
     }
 
     /// Says that the caller goes on behind the last durable record of this source, as a log returns it: `None` if the log
@@ -207,7 +205,7 @@ impl Producer {
                 });
             }
         }
-        self.resumed = true;
+        self.writer.set_resumed(true);
         Ok(())
     }
 
@@ -218,7 +216,9 @@ impl Producer {
     /// [`PublishError::Full`] when a consumer holds the producer back, and others that trying again does not help.
     #[inline(always)]
     pub fn try_claim(&mut self, len: usize, kind: MessageType) -> Result<Claim<'_>, PublishError> {
-        let reservation = self.reserve(len)?;
+        teeline_os::hold::point("ring.claim.before");
+        let reservation = self.writer.reserve(len)?;
+        teeline_os::hold::point("ring.claim");
         Ok(Claim::new(self, reservation, kind))
     }
 
@@ -228,19 +228,8 @@ impl Producer {
     /// As [`try_claim`](Self::try_claim).
     #[inline(always)]
     pub fn publish(&mut self, kind: MessageType, payload: &[u8]) -> Result<Sequence, PublishError> {
-        self.check_resumed()?;
-        let clock = &self.clock;
-        let now_ns = || clock.monotonic_ns();
-        self.writer.publish(kind, payload, now_ns)
-    }
-
-    #[inline(always)]
-    fn reserve(&mut self, len: usize) -> Result<Reservation, PublishError> {
-        self.check_resumed()?;
-        teeline_os::hold::point("ring.claim.before");
-        let reservation = self.writer.reserve(len)?;
-        teeline_os::hold::point("ring.claim");
-        Ok(reservation)
+        let Self { writer, clock, .. } = self;
+        writer.publish(kind, payload, || clock.monotonic_ns())
     }
 
     /// Publishes that the messages from `first`, which must be the next sequence, through `last` are missing and will
@@ -249,7 +238,6 @@ impl Producer {
     /// # Errors
     /// As [`try_claim`](Self::try_claim), and [`PublishError::WrongGap`].
     pub fn publish_gap(&mut self, first: Sequence, last: Sequence) -> Result<(), PublishError> {
-        self.check_resumed()?;
         let now_ns = self.stamp();
         self.writer.publish_gap(first, last, now_ns)
     }
@@ -265,7 +253,6 @@ impl Producer {
         epoch: Epoch,
         next: Sequence,
     ) -> Result<(), PublishError> {
-        self.check_resumed()?;
         let now_ns = self.stamp();
         self.writer.publish_epoch(session, epoch, next, now_ns)
     }
@@ -276,18 +263,8 @@ impl Producer {
         region::is_retired(self.writer.control())
     }
 
-    #[inline(always)]
-    fn check_resumed(&self) -> Result<(), PublishError> {
-        if self.resumed {
-            Ok(())
-        } else {
-            Err(PublishError::NotResumed)
-        }
-    }
-
-    /// The timestamp of what is committed now.
-    #[inline]
-    pub(crate) fn stamp(&self) -> u64 {
+    /// The timestamp of what is published now.
+    fn stamp(&self) -> u64 {
         if self.writer.geometry().stamped() {
             self.clock.monotonic_ns()
         } else {

@@ -163,8 +163,9 @@ impl<M: Memory> Reader<M> {
         f: &mut impl FnMut(Frame<'_>),
     ) -> Result<usize, Box<Damage>> {
         let mut count = 0;
+        let mut cursor = self.read;
         while count < limit {
-            let Cursor { position, next } = self.read;
+            let Cursor { position, next } = cursor;
             let Some(header) = Header::load(&self.geometry, &self.data, position) else {
                 break;
             };
@@ -172,10 +173,12 @@ impl<M: Memory> Reader<M> {
                 message.lend(&self.geometry, &self.data, |message| {
                     f(Frame::Message(message));
                 });
-                self.read = Cursor {
+                cursor = Cursor {
                     position: message.end,
                     next: next.wrapping_add(1),
                 };
+                // At once: if `f` panics in the next frame, this one is released.
+                self.read = cursor;
                 count += 1;
                 continue;
             }
@@ -185,6 +188,7 @@ impl<M: Memory> Reader<M> {
                 // What was handed out counts; the damage is still there at the next call.
                 Err(_) => break,
             }
+            cursor = self.read;
         }
         Ok(count)
     }

@@ -56,31 +56,41 @@ const LONG_COPY_BYTES: usize = 256;
 const NO_LIMIT: u64 = u64::MAX;
 
 /// The producer's half: claims, publishes, and keeps the slots behind the last frame zero.
+///
+/// The order of the fields is fixed, so that a position and a sequence are never neighbours. As neighbours they are stored as
+/// two words by one publish and loaded as one of two words by the next, if the compiler sees a use for that; and such a load
+/// waits until the stores have left the core, which wait for cache lines of another. It cost five sixths of the throughput.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Writer<M> {
-    geometry: Geometry,
-    data: M,
     /// Where the next frame starts.
     position: u64,
+    /// A frame that ends here or before needs neither another lap, nor another announcement, nor any clearing, but for what
+    /// claims have written to.
+    ready_to: u64,
     next_sequence: u64,
     /// Slots from `position` to here may have been written to, in claims that were handed out.
     dirty_to: u64,
+    /// Slots are cleared ahead again when a frame ends behind here.
+    clear_at: u64,
+    /// Of the last frame, as `last_sequence`.
+    last_position: u64,
+    geometry: Geometry,
+    data: M,
+    last_sequence: u64,
+    control: M,
+    /// Who sleeps, unless this producer wakes nobody.
+    bell: Option<Bell<M>>,
+    // From here on: looked at only when `ready_to` or `clear_at` is reached.
+    /// Whether anything may be published: false until the producer of a new ring has said what came before it.
+    resumed: bool,
     /// Slots from `dirty_to` to here read zero.
     clear_to: u64,
     /// A frame that ends here or before needs neither another lap nor another announcement.
     free_to: u64,
-    /// And if it ends here or before, nor any clearing, but for what claims have written to.
-    ready_to: u64,
-    /// Slots are cleared ahead again when a frame ends behind here.
-    clear_at: u64,
-    clear: ClearAhead,
-    last_frame: Mark,
-    control: M,
-    /// Who sleeps, unless this producer wakes nobody.
-    bell: Option<Bell<M>>,
-    // From here on: looked at only when `free_to` or `clear_at` is reached.
     /// Nothing is written from here on. As the producer page says.
     announced: u64,
+    clear: ClearAhead,
     consumers: Vec<ConsumerView<M>>,
     /// The slowest counted consumer's last known position plus the capacity; none without such consumers.
     limit: u64,
@@ -108,7 +118,15 @@ pub struct ConsumerView<M> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reservation {
     start: u64,
+    end: u64,
+    /// Of its first byte, in the data.
+    index: usize,
+    /// What it will carry.
+    sequence: u64,
+    /// Of its payload.
     len: usize,
+    /// Whether the slots behind it are known to be clear.
+    ready: bool,
 }
 
 impl Reservation {
@@ -257,18 +275,21 @@ impl<M: Memory> Writer<M> {
         let marks = Marks::read(&geometry, &control, &data, first_sequence.0)?;
         let newest = marks.newest()?;
         let end = walk(&geometry, &data, newest, marks.announced, |_| {})?;
+        let last = end.last.unwrap_or(newest);
         let mut writer = Self {
             geometry,
             data,
             position: end.position,
             next_sequence: end.next,
+            resumed: true,
             dirty_to: end.position,
             clear_to: marks.announced.max(end.position),
             free_to: 0,
             ready_to: 0,
             clear_at: 0,
             clear: ClearAhead::of(&geometry),
-            last_frame: end.last.unwrap_or(newest),
+            last_position: last.position,
+            last_sequence: last.sequence,
             control,
             announced: marks.announced,
             consumers,
@@ -351,6 +372,12 @@ impl<M: Memory> Writer<M> {
         }
     }
 
+    /// Says whether anything may be published. It may, at first.
+    pub fn set_resumed(&mut self, resumed: bool) {
+        self.resumed = resumed;
+        self.set_free_to();
+    }
+
     /// Says that the producer's side is left in order. The next one takes over all the same.
     pub fn detach(&mut self) {
         self.control
@@ -389,32 +416,65 @@ impl<M: Memory> Writer<M> {
     /// Reserves room for a payload of up to `len` bytes, without publishing it.
     #[inline(always)]
     pub fn reserve(&mut self, len: usize) -> Result<Reservation, PublishError> {
+        let mut frame = self.reservation(len, true);
+        if !self.is_ready(&frame) {
+            self.make_way(len)?;
+            frame = self.reservation(len, false);
+        }
+        self.dirty_to = self.dirty_to.max(frame.end);
+        Ok(frame)
+    }
+
+    /// Of a frame at the position.
+    #[inline(always)]
+    fn reservation(&self, len: usize, ready: bool) -> Reservation {
+        let start = self.position;
+        Reservation {
+            start,
+            end: start.wrapping_add(self.geometry.frame_bytes(len as u64)),
+            index: self.geometry.index(start),
+            sequence: self.next_sequence,
+            len,
+            ready,
+        }
+    }
+
+    /// Whether that frame can be published as things are: it may be that long, it lies in this lap and is announced, there is
+    /// a zero slot behind it, and no claim of before was left behind.
+    #[inline(always)]
+    fn is_ready(&self, frame: &Reservation) -> bool {
+        frame.len as u64 <= self.geometry.payload_max()
+            && frame.end <= self.ready_to
+            && frame.start >= self.dirty_to
+            // SYNC retire: no partner needed; whoever retires a ring waits for nobody to notice.
+            && self.control.load(life_page::RETIRED, Ordering::Relaxed) == life_page::RETIRED_NO
+    }
+
+    /// Sees to it that a frame for a payload of `len` bytes may be written at the position, or says why it may not.
+    ///
+    /// It returns no reservation: what both this and the hot path make would be put together in memory, in pieces that the
+    /// next load cannot have before they have left the core.
+    #[cold]
+    #[inline(never)]
+    fn make_way(&mut self, len: usize) -> Result<(), PublishError> {
+        if !self.resumed {
+            return Err(PublishError::NotResumed);
+        }
         if len as u64 > self.geometry.payload_max() {
             return Err(self.too_large(len));
         }
-        let start = self.reserve_bytes(self.geometry.frame_bytes(len as u64))?;
-        Ok(Reservation { start, len })
+        self.make_way_for(self.geometry.frame_bytes(len as u64))
     }
 
-    /// Reserves so many contiguous bytes of frames, and returns where they start: at the position.
-    #[inline(always)]
-    fn reserve_bytes(&mut self, bytes: u64) -> Result<u64, PublishError> {
-        // SYNC retire: no partner needed; whoever retires a ring waits for nobody to notice.
-        let retired = self.control.load(life_page::RETIRED, Ordering::Relaxed);
-        if retired != life_page::RETIRED_NO || self.position + bytes > self.free_to {
-            self.make_way(retired, bytes)?;
-        }
-        self.dirty_to = self.dirty_to.max(self.position + bytes);
-        Ok(self.position)
-    }
-
-    /// Sees to it that so many bytes of frames may be written at the position: goes to the next lap if they do not fit
-    /// before the wrap, and announces them.
-    #[cold]
-    #[inline(never)]
-    fn make_way(&mut self, retired: u64, bytes: u64) -> Result<(), PublishError> {
-        if retired != life_page::RETIRED_NO {
+    /// Sees to it that so many contiguous bytes of frames may be written at the position: goes to the next lap if they do
+    /// not fit before the wrap, and announces them.
+    fn make_way_for(&mut self, bytes: u64) -> Result<(), PublishError> {
+        // SYNC retire: as in `is_ready`.
+        if self.control.load(life_page::RETIRED, Ordering::Relaxed) != life_page::RETIRED_NO {
             return Err(PublishError::Retired);
+        }
+        if self.position + bytes <= self.free_to {
+            return Ok(());
         }
         let place = self.geometry.place(self.position, bytes);
         if place.start != self.position {
@@ -429,7 +489,11 @@ impl<M: Memory> Writer<M> {
         let lap_end = self.position + self.geometry.until_wrap(self.position);
         let slot = self.geometry.slot();
         self.free_to = lap_end.min(self.announced.saturating_sub(slot));
-        self.ready_to = self.free_to.min(self.clear_to.saturating_sub(slot));
+        self.ready_to = if self.resumed {
+            self.free_to.min(self.clear_to.saturating_sub(slot))
+        } else {
+            0
+        };
     }
 
     /// Publishes a copy of `payload`. `now_ns` is asked on stamped rings, when nothing is left to do but to publish.
@@ -441,42 +505,20 @@ impl<M: Memory> Writer<M> {
         now_ns: impl FnOnce() -> u64,
     ) -> Result<Sequence, PublishError> {
         hold::point("ring.claim.before");
-        let len = payload.len();
-        let (start, sequence) = (self.position, self.next_sequence);
-        let end = start.wrapping_add(self.geometry.frame_bytes(len as u64));
-        // SYNC retire: no partner needed; whoever retires a ring waits for nobody to notice.
-        let retired = self.control.load(life_page::RETIRED, Ordering::Relaxed);
-        let ready = retired == life_page::RETIRED_NO
-            && len as u64 <= self.geometry.payload_max()
-            && end <= self.ready_to
-            && end >= self.dirty_to;
-        if !ready {
-            let reservation = self.reserve_and_clear(len)?;
-            hold::point("ring.claim");
-            self.fill(&reservation, payload);
-            return Ok(self.commit(reservation, kind, len, now_ns()));
+        let mut frame = self.reservation(payload.len(), true);
+        if !self.is_ready(&frame) {
+            self.make_way(payload.len())?;
+            frame = self.reservation(payload.len(), false);
         }
         hold::point("ring.claim");
-        let reservation = Reservation { start, len };
-        self.fill(&reservation, payload);
-        if self.geometry.stamped() {
-            self.stamp(now_ns());
-        }
-        let word = word0(Kind::Data(kind), len as u64);
-        self.publish_cleared(word, (start, end), (sequence, sequence + 1));
-        Ok(Sequence(sequence))
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn reserve_and_clear(&mut self, len: usize) -> Result<Reservation, PublishError> {
-        self.reserve(len)
+        self.fill(&frame, payload);
+        Ok(self.publish_reserved(frame, kind, now_ns))
     }
 
     /// Place of a reservation's payload in the data.
-    #[inline]
+    #[inline(always)]
     pub fn payload_index(&self, reservation: &Reservation) -> usize {
-        frame::payload_index(&self.geometry, reservation.start)
+        frame::payload_index(&self.geometry, reservation.index)
     }
 
     /// Copies `payload` into a reservation that has room for it.
@@ -495,31 +537,44 @@ impl<M: Memory> Writer<M> {
         }
     }
 
-    /// Publishes the first `len` bytes of the last reservation. `timestamp_ns` is kept on stamped rings.
+    /// Publishes the first `len` bytes of the last reservation. `now_ns` is asked as in [`publish`](Self::publish).
     ///
     /// # Panics
     /// When the reservation is shorter, or not of this writer's position: a later one, or a commit, came after it.
     #[inline(always)]
     pub fn commit(
         &mut self,
-        reservation: Reservation,
+        mut reservation: Reservation,
         kind: MessageType,
         len: usize,
-        timestamp_ns: u64,
+        now_ns: impl FnOnce() -> u64,
     ) -> Sequence {
         assert!(
             reservation.start == self.position && len <= reservation.len,
             "a commit is of the last reservation, and not longer"
         );
-        let end = self.position + self.geometry.frame_bytes(len as u64);
-        let sequence = self.next_sequence;
-        self.publish_stamped(
-            word0(Kind::Data(kind), len as u64),
-            end,
-            sequence + 1,
-            timestamp_ns,
-        );
-        Sequence(sequence)
+        if len < reservation.len {
+            reservation = self.reservation(len, false);
+        }
+        self.publish_reserved(reservation, kind, now_ns)
+    }
+
+    #[inline(always)]
+    fn publish_reserved(
+        &mut self,
+        frame: Reservation,
+        kind: MessageType,
+        now_ns: impl FnOnce() -> u64,
+    ) -> Sequence {
+        if self.geometry.stamped() {
+            self.stamp(frame.index, now_ns());
+        }
+        if !frame.ready {
+            self.clear_behind(frame.end);
+        }
+        let word = word0(Kind::Data(kind), frame.len as u64);
+        self.publish_cleared(&frame, word, frame.sequence + 1);
+        Sequence(frame.sequence)
     }
 
     /// Publishes a gap: the messages from the next sequence through `last` will not come.
@@ -561,11 +616,14 @@ impl<M: Memory> Writer<M> {
         next_sequence: u64,
         timestamp_ns: u64,
     ) -> Result<(), PublishError> {
-        let reservation = self.reserve(payload.len())?;
-        self.data.write(self.payload_index(&reservation), payload);
-        let len = payload.len() as u64;
-        let end = self.position + self.geometry.frame_bytes(len);
-        self.publish_stamped(word0(kind, len), end, next_sequence, timestamp_ns);
+        self.make_way(payload.len())?;
+        let frame = self.reservation(payload.len(), false);
+        self.data.write(self.payload_index(&frame), payload);
+        if self.geometry.stamped() {
+            self.stamp(frame.index, timestamp_ns);
+        }
+        self.clear_behind(frame.end);
+        self.publish_cleared(&frame, word0(kind, payload.len() as u64), next_sequence);
         Ok(())
     }
 
@@ -574,62 +632,38 @@ impl<M: Memory> Writer<M> {
     fn pad(&mut self, lap_start: u64, frame_end: u64) -> Result<(), PublishError> {
         self.check_room(frame_end + self.geometry.slot())?;
         self.make_room(lap_start + self.geometry.slot())?;
-        let len = lap_start - self.position - HEADER_BYTES;
-        self.publish_unstamped(word0(Kind::Padding, len), lap_start, self.next_sequence);
+        let frame = Reservation {
+            end: lap_start,
+            ..self.reservation(0, false)
+        };
+        let len = lap_start - frame.start - HEADER_BYTES;
+        self.clear_behind(lap_start);
+        self.publish_cleared(&frame, word0(Kind::Padding, len), frame.sequence);
         Ok(())
     }
 
     #[inline(always)]
-    fn publish_stamped(&mut self, word: u64, end: u64, next_sequence: u64, timestamp_ns: u64) {
-        if self.geometry.stamped() {
-            self.stamp(timestamp_ns);
-        }
-        self.publish_unstamped(word, end, next_sequence);
+    fn stamp(&self, index: usize, timestamp_ns: u64) {
+        let offset = index + frame_at::TIMESTAMP;
+        self.data.store(offset, timestamp_ns, Ordering::Relaxed);
     }
 
-    fn stamp(&self, timestamp_ns: u64) {
-        let index = self.geometry.index(self.position);
-        self.data
-            .store(index + frame_at::TIMESTAMP, timestamp_ns, Ordering::Relaxed);
-    }
-
-    /// Makes the frame from the position to `end` visible, after clearing what must be.
+    /// Makes a frame at the position visible, behind which the slots are cleared. The word 0 is stored last.
     #[inline(always)]
-    fn publish_unstamped(&mut self, word: u64, end: u64, next_sequence: u64) {
-        let (start, sequence) = (self.position, self.next_sequence);
-        if self.dirty_to > end || self.clear_to < end + self.geometry.slot() {
-            self.clear_behind(end);
-        }
-        self.publish_cleared(word, (start, end), (sequence, next_sequence));
-    }
-
-    /// Makes the frame visible that starts at the position, which its caller has loaded, and carries the next sequence. The
-    /// word 0 is stored last.
-    ///
-    /// Position and sequence are handed over, since they must not be loaded together: such a load would wait for the two
-    /// stores of the last publish to leave the core, which wait for cache lines of the other one.
-    #[inline(always)]
-    fn publish_cleared(
-        &mut self,
-        word: u64,
-        (start, end): (u64, u64),
-        (sequence, next_sequence): (u64, u64),
-    ) {
+    fn publish_cleared(&mut self, frame: &Reservation, word: u64, next_sequence: u64) {
+        let clear_at = self.clear_at;
         hold::point("ring.commit.before-publish");
         // SYNC frame-publish: pairs with the acquire load of `Header::load`; publishes payload and header of this frame,
         // and the zero word behind it.
-        self.data
-            .publish(self.geometry.index(start), word, sequence);
+        self.data.publish(frame.index, word, frame.sequence);
         hold::point("ring.commit.after-publish");
-        self.last_frame = Mark {
-            position: start,
-            sequence,
-        };
-        self.position = end;
+        self.last_position = frame.start;
+        self.last_sequence = frame.sequence;
+        self.position = frame.end;
         self.next_sequence = next_sequence;
-        self.wake_sleepers(start);
-        if end > self.clear_at && end - start <= self.clear.frame_bytes_max {
-            self.clear_ahead();
+        self.wake_sleepers(frame.start);
+        if frame.end > clear_at {
+            self.clear_ahead(frame.end - frame.start);
         }
     }
 
@@ -638,7 +672,11 @@ impl<M: Memory> Writer<M> {
     #[cold]
     #[inline(never)]
     fn clear_behind(&mut self, end: u64) {
-        let to = self.dirty_to.max(end + self.geometry.slot());
+        let cleared_to = end + self.geometry.slot();
+        if self.dirty_to <= end && self.clear_to >= cleared_to {
+            return;
+        }
+        let to = self.dirty_to.max(cleared_to);
         self.zero(end, to);
         self.dirty_to = end;
         self.clear_to = self.clear_to.max(to);
@@ -651,8 +689,15 @@ impl<M: Memory> Writer<M> {
     /// is cleared for them is written over at once.
     #[cold]
     #[inline(never)]
-    fn clear_ahead(&mut self) {
-        let ClearAhead { ahead, step, .. } = self.clear;
+    fn clear_ahead(&mut self, last_frame_bytes: u64) {
+        let ClearAhead {
+            ahead,
+            step,
+            frame_bytes_max,
+        } = self.clear;
+        if last_frame_bytes > frame_bytes_max {
+            return;
+        }
         let mut to = (self.position + ahead).min(self.limit);
         if to > self.announced && self.announce(to).is_err() {
             // Somebody has joined: what is wrong, if anything is, is told to the next claim.
@@ -728,7 +773,10 @@ impl<M: Memory> Writer<M> {
         if to <= self.announced {
             return Ok(());
         }
-        let last = self.last_frame;
+        let last = Mark {
+            position: self.last_position,
+            sequence: self.last_sequence,
+        };
         let due = last.position >= self.newest_mark + step;
         let needed = to > self.newest_mark + capacity;
         if (due || needed) && last.position > self.newest_mark {

@@ -167,7 +167,7 @@ impl Ring {
                     writer
                         .data()
                         .write(writer.payload_index(&reservation), &payload);
-                    writer.commit(reservation, MessageType(1), payload.len(), 0);
+                    writer.commit(reservation, MessageType(1), payload.len(), || 0);
                 }
                 Err(PublishError::Full { .. }) => thread::yield_now(),
                 Err(error) => panic!("{error}"),

@@ -577,7 +577,7 @@ impl World {
         });
         let sequence = producer
             .writer
-            .commit(reservation, MessageType(kind), short, self.clock_ns);
+            .commit(reservation, MessageType(kind), short, || self.clock_ns);
         if !producer.fuel.is_dead() {
             let truth = self.truth.borrow();
             let last = truth.published.last().expect("committed, so published");
