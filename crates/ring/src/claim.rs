@@ -1,14 +1,18 @@
-//! Write access to one frame that nobody else can see yet.
+//! Write access to frames that nobody else can see yet.
 #![expect(unsafe_code, reason = "a claim lends mapped memory as a slice")]
 
 use std::{
     fmt,
-    ops::{Deref, DerefMut},
+    ops::{Deref, DerefMut, Range},
 };
 
 use teeline_core::Sequence;
 
-use crate::{frame::MessageType, producer::Producer, writer::Reservation};
+use crate::{
+    frame::MessageType,
+    producer::Producer,
+    writer::{Batch, Reservation},
+};
 
 /// Room for one message, in place: fill the slice, then commit. Its bytes are whatever was there before.
 ///
@@ -92,4 +96,55 @@ impl fmt::Debug for Claim<'_> {
             .field("kind", &self.kind)
             .finish_non_exhaustive()
     }
+}
+
+/// Room for several messages, in place, which are seen together or not at all: add, fill, and commit them with one store.
+/// Whoever polls may still be handed them a few at a time.
+///
+/// Dropped or forgotten without a commit it is aborted, as a [`Claim`] is.
+#[must_use = "a batch that is not committed is aborted"]
+#[derive(Debug)]
+pub struct BatchClaim<'a> {
+    producer: &'a mut Producer,
+    batch: Batch,
+}
+
+impl<'a> BatchClaim<'a> {
+    pub(crate) fn new(producer: &'a mut Producer, batch: Batch) -> Self {
+        Self { producer, batch }
+    }
+
+    /// Adds a message of `len` bytes behind those that were added before, to be filled in place: its bytes are whatever was
+    /// there before. `None` when there is no room left for it.
+    #[must_use = "the message that was added is to be filled"]
+    pub fn add(&mut self, len: usize, kind: MessageType) -> Option<&mut [u8]> {
+        let writer = &self.producer.writer;
+        let at = writer.add(&mut self.batch, kind, len)?;
+        let payload = writer.data().stretch_mut(at, len);
+        // SAFETY: `stretch_mut` checked that it lies inside the writable mapping, which the borrowed producer owns; the bytes
+        // are initialised, as mapped files are. Nobody else looks at them, as with a `Claim`, before the batch is committed,
+        // which ends this borrow; and no two frames of a batch overlap (`Writer::add`).
+        Some(unsafe { &mut *payload })
+    }
+
+    /// Messages that were added.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.batch.count()
+    }
+
+    /// Whether none was added.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Publishes the messages that were added, and returns the sequences that they got.
+    pub fn commit(self) -> Range<Sequence> {
+        let Producer { writer, clock, .. } = self.producer;
+        writer.commit_batch(&self.batch, || clock.monotonic_ns())
+    }
+
+    /// Publishes nothing. As dropping it, in so many words.
+    pub fn abort(self) {}
 }

@@ -162,6 +162,11 @@ impl Geometry {
         self.header
     }
 
+    /// The longest frame, on the alignment, and the longest batch.
+    pub const fn frame_bytes_max(&self) -> u64 {
+        self.payload_max.saturating_add(self.header)
+    }
+
     /// The longest payload. With it a frame, on the alignment, is half of what a capacity holds beside the zero slot.
     ///
     /// So padding to the wrap, the frame and the zero slot behind it fit together into an empty ring, wherever they start;

@@ -100,6 +100,16 @@ pub enum PublishError {
         /// The longest possible.
         max: usize,
     },
+    /// A batch that is longer than the longest message, frame by frame. Publish it in parts.
+    #[error(
+        "a batch of {bytes} bytes, headers included, is longer than the {max} that fit this ring: publish it in parts"
+    )]
+    BatchTooLarge {
+        /// The batch's length.
+        bytes: u64,
+        /// The longest possible.
+        max: u64,
+    },
     /// The ring is new, and the producer has not said whether it goes on from what a log has (`resume`) or publishes for
     /// the first time (`from_scratch`).
     #[error(

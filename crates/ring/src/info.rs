@@ -58,6 +58,17 @@ impl RingInfo {
         usize::try_from(self.0.geometry.payload_max()).unwrap_or(usize::MAX)
     }
 
+    /// How many messages of `len` bytes fit into one batch; 0 when not even one does.
+    #[must_use]
+    pub fn max_batch(&self, len: usize) -> usize {
+        let geometry = &self.0.geometry;
+        if len as u64 > geometry.payload_max() {
+            return 0;
+        }
+        let count = geometry.frame_bytes_max() / geometry.frame_bytes(len as u64);
+        usize::try_from(count).unwrap_or(usize::MAX)
+    }
+
     /// The reliable consumers that were declared when it was created.
     #[must_use]
     pub fn consumers(&self) -> &[Name] {

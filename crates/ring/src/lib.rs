@@ -98,7 +98,7 @@ pub use ownership::Takeover;
 pub use viewer::{Join, Losses, Observed, Resume};
 #[cfg(not(loom))]
 pub use {
-    claim::Claim,
+    claim::{BatchClaim, Claim},
     consumer::Consumer,
     counters::{COUNTERS_DIR, ObserverStat},
     create::RingOptions,

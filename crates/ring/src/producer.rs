@@ -1,12 +1,12 @@
 //! The producer of a ring in shared memory.
 
-use std::{fmt, path::Path, sync::Arc, time::Duration};
+use std::{fmt, ops::Range, path::Path, sync::Arc, time::Duration};
 
 use teeline_core::{Epoch, Identity, Position, Sequence, time::Clock};
 use teeline_os::{SystemClock, lock::OfdLock};
 
 use crate::{
-    claim::Claim,
+    claim::{BatchClaim, Claim},
     error::{AttachError, PublishError, ResumeError},
     frame::{Frame, Message, MessageType, lend},
     info::RingInfo,
@@ -230,6 +230,65 @@ impl Producer {
     pub fn publish(&mut self, kind: MessageType, payload: &[u8]) -> Result<Sequence, PublishError> {
         let Self { writer, clock, .. } = self;
         writer.publish(kind, payload, || clock.monotonic_ns())
+    }
+
+    /// Claims room for a batch: `count` messages of `len` bytes, or more shorter ones, to be added and filled one by one, and
+    /// published all at once.
+    ///
+    /// ```
+    /// # use teeline_os::{SystemClock, state::StateDir};
+    /// # use teeline_ring::{AttachOptions, MessageType, Producer, RingOptions};
+    /// # let base = tempfile::tempdir()?;
+    /// # let state = StateDir::open(base.path().join("state"))?;
+    /// # let dir = base.path().join("quotes");
+    /// # RingOptions::new("quotes".parse()?).create(&dir, &state, &SystemClock)?;
+    /// # let mut producer = Producer::attach(&dir, &AttachOptions::default())?;
+    /// # producer.from_scratch();
+    /// let mut batch = producer.try_claim_batch(2, 3)?;
+    /// for side in [b"bid", b"ask"] {
+    ///     batch.add(3, MessageType(1)).expect("room for two was claimed").copy_from_slice(side);
+    /// }
+    /// let sequences = batch.commit();
+    /// # assert_eq!(sequences.end.0 - sequences.start.0, 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`try_claim`](Self::try_claim), and [`PublishError::BatchTooLarge`].
+    pub fn try_claim_batch(
+        &mut self,
+        count: usize,
+        len: usize,
+    ) -> Result<BatchClaim<'_>, PublishError> {
+        let frame = self.writer.batch_bytes([len]);
+        let frame = frame.ok_or_else(|| self.writer.too_large(len))?;
+        let bytes = frame.saturating_mul(count as u64);
+        let batch = self.writer.reserve_batch(bytes)?;
+        Ok(BatchClaim::new(self, batch))
+    }
+
+    /// Publishes copies of `payloads`, all at once, and returns the sequences that they got.
+    ///
+    /// # Errors
+    /// As [`try_claim`](Self::try_claim), and [`PublishError::BatchTooLarge`].
+    pub fn publish_batch(
+        &mut self,
+        kind: MessageType,
+        payloads: &[impl AsRef<[u8]>],
+    ) -> Result<Range<Sequence>, PublishError> {
+        let lens = payloads.iter().map(|payload| payload.as_ref().len());
+        let Some(bytes) = self.writer.batch_bytes(lens.clone()) else {
+            return Err(self.writer.too_large(lens.max().unwrap_or(0)));
+        };
+        let batch = self.writer.reserve_batch(bytes)?;
+        let mut batch = BatchClaim::new(self, batch);
+        for payload in payloads.iter().map(AsRef::as_ref) {
+            let Some(room) = batch.add(payload.len(), kind) else {
+                break; // never: what all of them take was reserved
+            };
+            room.copy_from_slice(payload);
+        }
+        Ok(batch.commit())
     }
 
     /// Publishes that the messages from `first`, which must be the next sequence, through `last` are missing and will

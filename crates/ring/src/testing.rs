@@ -10,7 +10,7 @@ pub use crate::{
     reader::Reader,
     viewer::Viewer,
     wait::{Bell, Lying, Spot},
-    writer::{ConsumerView, Reservation, Writer},
+    writer::{Batch, ConsumerView, Reservation, Writer},
 };
 
 /// Offsets and codecs.

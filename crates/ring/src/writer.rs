@@ -16,6 +16,8 @@
     reason = "public to tests alone, through `testing`"
 )]
 
+mod batch;
+
 use std::sync::Arc;
 
 use teeline_core::{Epoch, Name, Position, Sequence};
@@ -32,6 +34,8 @@ use crate::{
     ownership::{Mark, Marks, Takeover, walk},
     wait::Bell,
 };
+
+pub use batch::Batch;
 
 /// How far ahead of the last frame slots are zeroed, after publishing. So the line of a publishing store is already with
 /// the producer, but for the one that consumers poll; measured with messages of one cache line, round trip: 405 ns clearing
@@ -846,9 +850,10 @@ impl<M: Memory> Writer<M> {
         Ok(())
     }
 
+    /// That a payload of `len` bytes fits no frame.
     #[cold]
     #[inline(never)]
-    fn too_large(&self, len: usize) -> PublishError {
+    pub fn too_large(&self, len: usize) -> PublishError {
         let max = usize::try_from(self.geometry.payload_max()).unwrap_or(usize::MAX);
         PublishError::TooLarge { len, max }
     }

@@ -22,6 +22,7 @@
     reason = "a test, in rings of a few hundred bytes"
 )]
 
+mod batch;
 mod exchange;
 mod lap;
 mod memory;

@@ -63,6 +63,11 @@ impl Ring {
         Region::new(layout::ROLE_BYTES, |at| used.contains(&at).then_some(true))
     }
 
+    /// Six frames of one slot each, so that batches of two go round.
+    pub(crate) fn of_six() -> Self {
+        Self::new(512, Alignment::A64, 2)
+    }
+
     /// With a second consumer.
     pub(crate) fn for_two(mut self) -> Self {
         self.pages.push(Self::page());
@@ -175,6 +180,29 @@ impl Ring {
         }
     }
 
+    /// Publishes the messages up to `last` in batches of two, waiting where the ring is full, until the process is dead.
+    pub(crate) fn publish_pairs_through(&self, writer: &mut Writer<Region>, last: u64) {
+        let len = 8 * self.words as usize;
+        let bytes = writer.batch_bytes([len, len]).unwrap();
+        while writer.next_sequence().0 <= last && writer.data().fuel.get() > 0 {
+            let first = writer.next_sequence().0;
+            match writer.reserve_batch(bytes) {
+                Ok(mut batch) => {
+                    for sequence in [first, first + 1] {
+                        let payload: Vec<u8> = (0..self.words)
+                            .flat_map(|word| (sequence * 100 + word).to_le_bytes())
+                            .collect();
+                        let at = writer.add(&mut batch, MessageType(1), len).unwrap();
+                        writer.data().write(at, &payload);
+                    }
+                    writer.commit_batch(&batch, || 0);
+                }
+                Err(PublishError::Full { .. }) => thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
     /// Polls until it has seen message `last`, or is dead; checks every word of every message.
     pub(crate) fn poll_through(&self, reader: &mut Reader<Region>, last: u64) {
         let alive = Rc::clone(&reader.page().fuel);
@@ -211,7 +239,7 @@ impl Ring {
         self.doorbell.increment(layout::doorbell::COUNTER);
     }
 
-    fn poll(&self, reader: &mut Reader<Region>) -> usize {
+    pub(crate) fn poll(&self, reader: &mut Reader<Region>) -> usize {
         let mut next = reader.last_released().0 + 1;
         reader
             .poll(usize::MAX, |frame| {

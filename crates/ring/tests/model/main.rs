@@ -2,7 +2,7 @@
 //! seventh), checked against an oracle that watches each store.
 //!
 //! Every history runs over memory full of what looks like frames. Its claims are committed, shortened, aborted and
-//! forgotten, of all lengths up to the largest, on every alignment, stamped or not, with one to three consumers that
+//! forgotten, single ones and batches, of all lengths up to the largest, on every alignment, stamped or not, with one to three consumers that
 //! poll, peek, release and die, too.
 //!
 //! Broken on purpose once, each of these was noticed within the default histories: aborted and forgotten claims not
@@ -11,7 +11,8 @@
 //! announcement, or of a frame not yet published; takeover without zeroing, or one slot short of it, or believing that
 //! beyond `announced` all is zero, or believing a mark whose frame carries another sequence; the selector stored before
 //! its entry; one entry instead of two; padding alone not released, by poll or by peek; a full check without the zero
-//! slot, or one slot off; frames of half a capacity; word 0 stored before the sequence; `release` one frame too far. Not
+//! slot, or one slot off; no clearing behind a batch; a batch not remembered as a claim; its first frame's word 0 stored with
+//! the others'; frames of half a capacity; word 0 stored before the sequence; `release` one frame too far. Not
 //! noticed: taking a mark for good that is more than a capacity old, whose frame must then carry its sequence by chance.
 //!
 //! Observers look at recordings of such histories. Broken on purpose once, each of these was noticed: the lap test one slot

@@ -1,6 +1,6 @@
 //! A tiny ring, its processes, and what is true of it: kept by looking at every single store.
 
-use std::{cell::RefCell, rc::Rc};
+use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 
 use fastrand::Rng;
 use teeline_core::{Epoch, Name, Sequence, SourceName};
@@ -77,8 +77,8 @@ struct Truth {
     next: u64,
     /// Largest end of any claim that was ever handed out.
     largest_claim: u64,
-    /// What the producer is about to publish: nothing else may appear.
-    pending: Option<Content>,
+    /// What the producer is about to publish, all of it by one store: nothing else may appear.
+    pending: VecDeque<Content>,
     published: Vec<Published>,
 }
 
@@ -148,35 +148,46 @@ impl Watch for DataWatch {
         let mut truth = self.truth.borrow_mut();
         let g = truth.geometry;
         let data = Files::look(&self.files.data);
-        let located = match locate(&g, &data, truth.position, truth.next) {
-            Ok(None) => return,
-            Ok(Some(located)) => located,
-            Err(damage) => panic!("half a frame appears: {damage}"),
-        };
-        let slots_to = truth.largest_claim.max(located.end + g.slot());
-        for slot in (located.end..slots_to).step_by(g.slot() as usize) {
+        let mut frames = 0;
+        loop {
+            let located = match locate(&g, &data, truth.position, truth.next) {
+                Ok(None) => break,
+                Ok(Some(located)) => located,
+                Err(damage) => panic!("half a frame appears: {damage}"),
+            };
+            frames += 1;
+            truth.position = located.end;
+            let sequence = truth.next;
+            truth.next = located.next;
+            if located.kind != Kind::Padding {
+                let content = truth
+                    .pending
+                    .pop_front()
+                    .expect("a frame appears that nobody published");
+                truth.published.push(Published {
+                    content,
+                    sequence,
+                    start: located.start,
+                    end: located.end,
+                });
+            }
+        }
+        if frames == 0 {
+            return;
+        }
+        assert!(
+            frames == 1 || truth.pending.is_empty(),
+            "part of a batch appears"
+        );
+        let end = truth.position;
+        for slot in (end..truth.largest_claim.max(end + g.slot())).step_by(g.slot() as usize) {
             let word = self.files.data[g.index(slot) / 8].get();
             assert_eq!(
                 word, 0,
-                "rule 1: the slot at {slot} is not zero when the frame that ends at {} is published; largest claim ended \
+                "rule 1: the slot at {slot} is not zero when the frame that ends at {end} is published; largest claim ended \
                  at {}",
-                located.end, truth.largest_claim
+                truth.largest_claim
             );
-        }
-        truth.position = located.end;
-        let sequence = truth.next;
-        truth.next = located.next;
-        if located.kind != Kind::Padding {
-            let content = truth
-                .pending
-                .take()
-                .expect("a frame appears that nobody published");
-            truth.published.push(Published {
-                content,
-                sequence,
-                start: located.start,
-                end: located.end,
-            });
         }
     }
 }
@@ -271,7 +282,7 @@ impl World {
             position: 0,
             next: 1,
             largest_claim: 0,
-            pending: None,
+            pending: VecDeque::new(),
             published: Vec::new(),
         };
         Self {
@@ -465,7 +476,7 @@ impl World {
                     ConsumerView::new(name, View::new(page, &Fuel::new(0)))
                 })
                 .collect();
-            self.truth.borrow_mut().pending = None;
+            self.truth.borrow_mut().pending.clear();
             let (writer, _) =
                 Writer::take_over(self.geometry, Sequence(1), control, data, consumers)
                     .expect("an honest ring can always be taken over");
@@ -533,8 +544,10 @@ impl World {
             4..7 => self.rng.usize(..max.min(49)),
             _ => self.rng.usize(..=max),
         };
-        if self.rng.u32(..12) == 0 {
-            return self.publish_gap();
+        match self.rng.u32(..12) {
+            0 => return self.publish_gap(),
+            1 | 2 => return self.publish_batch(len),
+            _ => {}
         }
         let Some(producer) = &mut self.producer else {
             return;
@@ -570,11 +583,11 @@ impl World {
         payload.truncate(short);
         self.clock_ns += 1;
         let kind = self.rng.u16(..);
-        self.truth.borrow_mut().pending = Some(Content::Message {
+        self.truth.borrow_mut().pending = VecDeque::from([Content::Message {
             kind,
             payload,
             timestamp_ns: self.geometry.stamped().then_some(self.clock_ns),
-        });
+        }]);
         let sequence = producer
             .writer
             .commit(reservation, MessageType(kind), short, || self.clock_ns);
@@ -582,7 +595,66 @@ impl World {
             let truth = self.truth.borrow();
             let last = truth.published.last().expect("committed, so published");
             assert_eq!(last.sequence, sequence.0);
-            assert!(truth.pending.is_none(), "committed, so published");
+            assert!(truth.pending.is_empty(), "committed, so published");
+        }
+    }
+
+    /// Reserves a batch, adds messages of all lengths up to `longest` as far as there is room, or fewer, and commits or
+    /// forgets it.
+    fn publish_batch(&mut self, longest: usize) {
+        let Some(producer) = &mut self.producer else {
+            return;
+        };
+        let writer = &mut producer.writer;
+        let count = self.rng.usize(1..6);
+        let lens: Vec<usize> = (0..count).map(|_| self.rng.usize(..=longest)).collect();
+        let Some(bytes) = writer.batch_bytes(lens.iter().copied()) else {
+            panic!("each of them fits")
+        };
+        let start = writer.position();
+        let mut batch = match writer.reserve_batch(bytes) {
+            Ok(batch) => batch,
+            Err(PublishError::BatchTooLarge { bytes: wanted, max }) => {
+                assert!(wanted == bytes && bytes > max, "{bytes} of {max}");
+                return;
+            }
+            Err(error) => return self.check_full_for(bytes, &error),
+        };
+        if !producer.fuel.is_dead() {
+            let mut truth = self.truth.borrow_mut();
+            let place = self.geometry.place(start.0, bytes);
+            truth.largest_claim = truth.largest_claim.max(place.end);
+        }
+        self.clock_ns += 1;
+        let mut pending = VecDeque::new();
+        for len in &lens[..self.rng.usize(..=count)] {
+            let kind = self.rng.u16(..);
+            let at = writer
+                .add(&mut batch, MessageType(kind), *len)
+                .expect("what all of them take was reserved");
+            let mut payload: Vec<u8> = (0..len.div_ceil(8))
+                .flat_map(|_| garbage(&mut self.rng).to_le_bytes())
+                .collect();
+            payload.truncate(*len);
+            writer.data().write(at, &payload);
+            pending.push_back(Content::Message {
+                kind,
+                payload,
+                timestamp_ns: self.geometry.stamped().then_some(self.clock_ns),
+            });
+        }
+        if self.rng.u32(..5) == 0 {
+            return;
+        }
+        let added = pending.len();
+        self.truth.borrow_mut().pending = pending;
+        let sequences = writer.commit_batch(&batch, || self.clock_ns);
+        assert_eq!(sequences.end.0 - sequences.start.0, added as u64);
+        if !producer.fuel.is_dead() {
+            assert!(
+                self.truth.borrow().pending.is_empty(),
+                "committed, so published"
+            );
         }
     }
 
@@ -592,26 +664,29 @@ impl World {
         };
         let first = producer.writer.next_sequence();
         let last = Sequence(first.0 + self.rng.u64(..3));
-        self.truth.borrow_mut().pending = Some(Content::Gap {
+        self.truth.borrow_mut().pending = VecDeque::from([Content::Gap {
             first: first.0,
             last: last.0,
-        });
+        }]);
         let published = producer.writer.publish_gap(first, last, 7);
         if let Err(error) = published {
-            self.truth.borrow_mut().pending = None;
+            self.truth.borrow_mut().pending.clear();
             self.check_full(16, &error);
         }
     }
 
     /// `Full` is said only if the frame has no room, the zero slot behind it included.
     fn check_full(&self, len: u64, error: &PublishError) {
+        self.check_full_for(self.geometry.frame_bytes(len), error);
+    }
+
+    /// The same of frames of so many bytes.
+    fn check_full_for(&self, bytes: u64, error: &PublishError) {
         let PublishError::Full { slowest } = error else {
             panic!("{error}");
         };
         let writer = &self.producer.as_ref().unwrap().writer;
-        let place = self
-            .geometry
-            .place(writer.position().0, self.geometry.frame_bytes(len));
+        let place = self.geometry.place(writer.position().0, bytes);
         let needed = place.end + self.geometry.slot();
         let released = self
             .files

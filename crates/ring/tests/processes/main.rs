@@ -207,6 +207,14 @@ fn publish(producer: &mut Producer) -> Result<Sequence, PublishError> {
     Ok(published)
 }
 
+/// Publishes the next `count` messages as one batch.
+fn publish_batch(producer: &mut Producer, count: u64) {
+    let next = producer.last_sequence().next().0;
+    let messages: Vec<_> = (next..next + count).map(message).collect();
+    let sequences = producer.publish_batch(KIND, &messages).unwrap();
+    assert_eq!(sequences, Sequence(next)..Sequence(next + count));
+}
+
 /// Polls until nothing is left, and returns the first and last sequence, which have no hole between them.
 fn drain(consumer: &mut Consumer) -> Option<(u64, u64)> {
     let mut range: Option<(u64, u64)> = None;
@@ -253,6 +261,11 @@ fn producer() {
     child::say(format!("epoch {epoch}, last {last}"));
     loop {
         let told = child::hear();
+        if let Some(count) = told.strip_prefix("batch ") {
+            publish_batch(&mut producer, count.parse().unwrap());
+            child::say(format!("last {}", producer.last_sequence()));
+            continue;
+        }
         let count = match told.strip_prefix("publish ") {
             Some(count) => count.parse().unwrap(),
             None if told == "run" => u64::MAX,
@@ -398,6 +411,46 @@ fn producer_killed_at(point: &str, published: bool, before: u64, fit: u64) {
             Some((sequence, sequence)),
             "{context}"
         );
+    }
+}
+
+/// HAZARDS RB-03: killed anywhere in a batch, behind messages that are read or not: all of the batch is there, or nothing of
+/// it, and the ring goes on behind that.
+#[test]
+fn a_producer_killed_in_a_batch_leaves_all_of_it_or_nothing() {
+    const BATCH: u64 = 3;
+    let points = [
+        ("ring.batch#1", false),
+        ("ring.batch#2", false),
+        ("ring.batch#3", false),
+        ("ring.commit.before-publish#3", false),
+        ("ring.commit.after-publish#3", true),
+    ];
+    for (point, published) in points {
+        for read in [false, true] {
+            let (_base, place) = Place::new();
+            place.open_or_create();
+            let mut consumer = place.consumer();
+            let mut victim = place.start_with_hold("producer", point);
+            victim.hear().unwrap();
+            victim.say("publish 2");
+            victim.expect("last 2");
+            if read {
+                assert_eq!(drain(&mut consumer), Some((1, 2)));
+            }
+            victim.say(&format!("batch {BATCH}"));
+            victim.wait_stopped();
+            kill(victim);
+
+            let last = if published { 2 + BATCH } else { 2 };
+            let mut successor = place.producer();
+            assert_eq!(successor.last_sequence().0, last, "{point}");
+            publish_batch(&mut successor, BATCH);
+            publish(&mut successor).unwrap();
+            let first = if read { 3 } else { 1 };
+            let delivered = drain(&mut consumer);
+            assert_eq!(delivered, Some((first, last + BATCH + 1)), "{point}");
+        }
     }
 }
 

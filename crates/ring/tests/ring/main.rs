@@ -218,6 +218,143 @@ fn a_claim_is_seen_only_when_it_is_committed_and_only_as_far_as_it_is() {
 }
 
 #[test]
+fn a_batch_is_seen_when_it_is_committed_all_of_it_and_at_once() {
+    for stamped in [false, true] {
+        let base = Base::new();
+        let (dir, _) = base.create(&options().capacity(4096).stamped(stamped));
+        let (mut producer, mut consumer) = (producer(&dir), consumer(&dir));
+        let mut expected = Vec::new();
+        // Several laps, of batches that are committed in part, and of some that are aborted or forgotten.
+        for round in 0..200_u64 {
+            let (count, len) = (1 + round % 5, usize::try_from(round * 7 % 150).unwrap());
+            let mut batch = producer.try_claim_batch(5, len).unwrap();
+            for number in 0..count {
+                let room = batch.add(len, MessageType(9)).unwrap();
+                room.fill(u8::try_from((round + number) % 251).unwrap());
+            }
+            assert_eq!(batch.len() as u64, count);
+            assert_eq!(consumer.poll(1, |_| ()).unwrap(), 0, "nothing is seen yet");
+            if round % 3 == 1 {
+                batch.abort();
+                continue;
+            }
+            let sequences = batch.commit();
+            assert_eq!(sequences.end.0 - sequences.start.0, count);
+            for number in 0..count {
+                let fill = u8::try_from((round + number) % 251).unwrap();
+                expected.push((sequences.start.0 + number, vec![fill; len]));
+            }
+            let mut stamps = Vec::new();
+            let polled = consumer.poll(usize::MAX, |frame| {
+                let Frame::Message(message) = frame else {
+                    panic!("{frame:?}")
+                };
+                assert_eq!(message.kind, MessageType(9));
+                stamps.push(message.timestamp_ns);
+                assert_eq!(
+                    (message.sequence.0, message.payload.to_vec()),
+                    expected[stamps.len() - 1]
+                );
+            });
+            assert_eq!(polled.unwrap() as u64, count);
+            assert!(
+                stamps
+                    .iter()
+                    .all(|stamp| stamp.is_some() == stamped && *stamp == stamps[0])
+            );
+            expected.clear();
+        }
+        assert!(producer.position().0 > 5 * 4096);
+    }
+}
+
+#[test]
+fn a_batch_is_as_long_as_the_longest_message_and_no_longer() {
+    let base = Base::new();
+    let (dir, _) = base.create(&options());
+    let (mut producer, mut consumer) = (producer(&dir), consumer(&dir));
+    let most = producer.ring().max_batch(48);
+    let payloads = vec![[7; 48]; most];
+    for lap in 0..5 {
+        let sequences = producer.publish_batch(KIND, &payloads).unwrap();
+        assert_eq!(sequences.end.0 - sequences.start.0, most as u64);
+        assert_eq!(poll(&mut consumer, usize::MAX).len(), most, "{lap}");
+    }
+    let error = producer
+        .publish_batch(KIND, &vec![[7; 48]; most + 1])
+        .unwrap_err();
+    assert!(
+        matches!(error, PublishError::BatchTooLarge { bytes, max } if bytes > max),
+        "{error}"
+    );
+    assert_eq!(
+        producer.try_claim_batch(most + 1, 48).unwrap_err(),
+        error,
+        "both say the same"
+    );
+    let max = producer.ring().max_payload();
+    let too_large = PublishError::TooLarge { len: max + 1, max };
+    assert_eq!(producer.ring().max_batch(max + 1), 0);
+    assert_eq!(producer.try_claim_batch(1, max + 1).unwrap_err(), too_large);
+    let longer = vec![0; max + 1];
+    assert_eq!(
+        producer.publish_batch(KIND, &[&b"x"[..], &longer]),
+        Err(too_large)
+    );
+    // Full is said of the whole batch: nothing of it is there.
+    producer.publish_batch(KIND, &payloads).unwrap();
+    assert!(is_full(
+        &producer.publish_batch(KIND, &payloads).unwrap_err()
+    ));
+    assert_eq!(poll(&mut consumer, usize::MAX).len(), most);
+
+    let next = producer.last_sequence().next();
+    assert_eq!(producer.publish_batch(KIND, &[b""; 0]), Ok(next..next));
+    assert_eq!(producer.try_claim_batch(3, 9).unwrap().commit(), next..next);
+    assert_eq!(consumer.poll(1, |_| ()).unwrap(), 0);
+    let mut batch = producer.try_claim_batch(1, 48).unwrap();
+    assert!(batch.add(49, KIND).is_none() && batch.is_empty());
+    assert!(batch.add(48, KIND).is_some());
+    assert!(batch.add(0, KIND).is_none(), "no room is left");
+    batch.abort();
+}
+
+/// The longest message of the smallest ring, of an ordinary one and of a large one, wherever it starts, goes through whole.
+#[test]
+fn the_longest_message_goes_through_rings_of_every_size_and_shape() {
+    for alignment in Alignment::ALL {
+        for capacity in [alignment.capacity_min(), 1 << 14, 1 << 20] {
+            for stamped in [false, true] {
+                let base = Base::new();
+                let shape = options().capacity(capacity).alignment(alignment);
+                let (dir, _) = base.create(&shape.stamped(stamped));
+                let (mut producer, mut consumer) = (producer(&dir), consumer(&dir));
+                let max = producer.ring().max_payload();
+                let mut payload: Vec<u8> =
+                    (0..max).map(|at| u8::try_from(at % 251).unwrap()).collect();
+                for (step, step_len) in [0, 1, max / 3, max / 2, 7].into_iter().enumerate() {
+                    producer.publish(KIND, &payload[..step_len]).unwrap();
+                    assert_eq!(consumer.poll(1, |_| ()).unwrap(), 1);
+                    payload[0] = u8::try_from(step).unwrap();
+                    producer.publish(KIND, &payload).unwrap();
+                    let polled = consumer.poll(1, |frame| {
+                        assert!(
+                            message(&frame).1 == payload,
+                            "{alignment:?} {capacity} {step}"
+                        );
+                    });
+                    assert_eq!(polled.unwrap(), 1);
+                    let mut claim = producer.try_claim(max, KIND).unwrap();
+                    claim.copy_from_slice(&payload);
+                    claim.commit();
+                    assert!(poll(&mut consumer, 1)[0].1 == payload);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_handler_that_panics_releases_only_what_came_before() {
     let base = Base::new();
     let (dir, _) = base.create(&options());
