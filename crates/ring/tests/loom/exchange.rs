@@ -33,49 +33,67 @@ fn two_frames_are_exchanged_whole_and_in_order() {
     exchange(Ring::of_two, 3);
 }
 
-/// A producer dies at a store and another takes over, while the consumer goes on polling.
-#[test]
-fn a_consumer_sees_nothing_half_written_while_producers_die_and_take_over() {
-    for stores in 0..24 {
+/// A producer dies at a store, one of the first `stores`, and another takes over, while the consumer goes on polling.
+fn produce_and_die(ring: fn() -> Ring, stores: u64, messages: u64) {
+    for stores in 0..stores {
         check(move || {
-            let ring = Ring::of_three();
+            let ring = ring();
             let consumer = thread::spawn({
                 let ring = ring.clone();
                 move || {
                     let mut reader = ring.consumer(u64::MAX);
-                    ring.poll_through(&mut reader, 3);
+                    ring.poll_through(&mut reader, messages);
                 }
             });
             let mut dying = ring.producer(stores);
-            ring.publish_through(&mut dying, 2);
+            ring.publish_through(&mut dying, messages - 1);
             drop(dying);
             let mut successor = ring.producer(u64::MAX);
-            ring.publish_through(&mut successor, 3);
+            ring.publish_through(&mut successor, messages);
             consumer.join().unwrap();
         });
     }
 }
 
+#[test]
+fn a_consumer_of_three_frames_sees_nothing_half_written_while_producers_die_and_take_over() {
+    produce_and_die(Ring::of_three, 24, 3);
+}
+
+#[test]
+fn a_consumer_of_two_frames_sees_nothing_half_written_while_producers_die_and_take_over() {
+    produce_and_die(Ring::of_two, 40, 2);
+}
+
 /// A consumer dies at a store of its position and another takes over, while the producer waits for room: it never writes
 /// over what the successor reads again.
-#[test]
-fn a_producer_writes_over_nothing_that_a_successor_reads_again() {
+fn consume_and_die(ring: fn() -> Ring, before: u64, messages: u64) {
     for stores in 0..7 {
         check(move || {
-            let ring = Ring::of_three();
+            let ring = ring();
             let mut writer = ring.producer(u64::MAX);
             let consumer = thread::spawn({
                 let ring = ring.clone();
                 move || {
                     let mut dying = ring.consumer(stores);
-                    ring.poll_through(&mut dying, 2);
+                    ring.poll_through(&mut dying, before);
                     drop(dying);
                     let mut successor = ring.consumer(u64::MAX);
-                    ring.poll_through(&mut successor, 4);
+                    ring.poll_through(&mut successor, messages);
                 }
             });
-            ring.publish_through(&mut writer, 4);
+            ring.publish_through(&mut writer, messages);
             consumer.join().unwrap();
         });
     }
+}
+
+#[test]
+fn a_producer_writes_over_nothing_of_three_frames_that_a_successor_reads_again() {
+    consume_and_die(Ring::of_three, 2, 4);
+}
+
+#[test]
+fn a_producer_writes_over_nothing_of_two_frames_that_a_successor_reads_again() {
+    consume_and_die(Ring::of_two, 2, 3);
 }

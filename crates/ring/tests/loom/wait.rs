@@ -76,24 +76,33 @@ fn a_ring_of_one_that_died_hides_that_of_nobody_else() {
 }
 
 /// A producer dies at a store, or before the wake that it owes, and another takes over, while the consumer sleeps.
-#[test]
-fn who_a_dying_producer_left_asleep_is_woken_by_the_next_one() {
-    for stores in 0..24 {
+fn die_before_waking(ring: fn() -> Ring, stores: u64, messages: u64) {
+    for stores in 0..stores {
         check(move || {
-            let ring = Ring::of_three();
+            let ring = ring();
             let mut dying = ring.waking_producer(stores);
             let sleeper = thread::spawn({
                 let ring = ring.clone();
                 move || {
                     let mut reader = ring.consumer(u64::MAX);
-                    ring.sleep_through(&mut reader, 3);
+                    ring.sleep_through(&mut reader, messages);
                 }
             });
-            ring.publish_through(&mut dying, 2);
+            ring.publish_through(&mut dying, messages - 1);
             drop(dying);
             let mut successor = ring.waking_producer(u64::MAX);
-            ring.publish_through(&mut successor, 3);
+            ring.publish_through(&mut successor, messages);
             sleeper.join().unwrap();
         });
     }
+}
+
+#[test]
+fn who_a_dying_producer_of_three_frames_left_asleep_is_woken_by_the_next_one() {
+    die_before_waking(Ring::of_three, 24, 3);
+}
+
+#[test]
+fn who_a_dying_producer_of_two_frames_left_asleep_is_woken_by_the_next_one() {
+    die_before_waking(Ring::of_two, 40, 2);
 }
