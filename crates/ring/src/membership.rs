@@ -256,16 +256,18 @@ impl<M: Memory> Joining<'_, M> {
     pub fn ask(&self, wish: Wish) -> Result<bool, Box<Damage>> {
         let old = stored(self.page);
         let announced = self.announced()?;
-        let place = match self.find(wish, announced) {
+        let found = self.find(wish, announced);
+        // SYNC announce: what was read until here was whole if what is announced now does not reach it.
+        fence(Ordering::Acquire);
+        let announced_since = self.announced()?;
+        let place = match found {
             Ok(Some(place)) => place,
             Ok(None) => return Ok(false),
             // Written over while it was read.
-            Err(_) if self.announced()? != announced => return Ok(false),
+            Err(_) if announced_since != announced => return Ok(false),
             Err(damage) => return Err(damage),
         };
-        // SYNC announce: what was read until here was whole if what is announced now does not reach it.
-        fence(Ordering::Acquire);
-        if !self.geometry.is_whole(place.walked_from, self.announced()?) {
+        if !self.geometry.is_whole(place.walked_from, announced_since) {
             return Ok(false);
         }
         if let Some(first) = place.lost_from {

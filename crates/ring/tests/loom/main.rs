@@ -24,6 +24,7 @@
 
 mod batch;
 mod exchange;
+mod join;
 mod lap;
 mod memory;
 mod ring;

@@ -6,8 +6,12 @@ use loom::thread;
 use teeline_core::Sequence;
 use teeline_ring::{
     Alignment, Frame, Join, MessageType, Observed, PublishError, Resume,
-    testing::{ConsumerView, Geometry, Lying, Memory, Reader, Spot, Viewer, Writer, layout},
+    testing::{
+        ConsumerView, Geometry, Joining, Lying, Memory, Reader, Spot, Viewer, Wish, Writer, layout,
+    },
 };
+
+use teeline_sync::atomic::Ordering;
 
 use crate::memory::Region;
 
@@ -86,6 +90,34 @@ impl Ring {
             pages: Vec::new(),
             ..self
         }
+    }
+
+    /// Without a consumer yet, but with a slot for one.
+    pub(crate) fn open(self) -> Self {
+        use layout::consumer_page::{ENTRIES, SELECTOR, STANDING, STANDING_EVICTED};
+        let [first, second] = ENTRIES;
+        let used = [SELECTOR, first, first + 8, second, second + 8, STANDING];
+        let page = Region::new(layout::ROLE_BYTES, |at| used.contains(&at).then_some(true));
+        page.store(STANDING, STANDING_EVICTED, Ordering::Relaxed);
+        let mut open = self.broadcast();
+        open.pages.push(page);
+        open
+    }
+
+    /// Joins as far back as is safe, and reads from there.
+    pub(crate) fn join(&self) -> Reader<Region> {
+        let (control, data) = (self.control.observed(), self.data.observed());
+        let joining = Joining {
+            geometry: &self.geometry,
+            first_sequence: Sequence(1),
+            control: &control,
+            data: &data,
+            page: &self.pages[0],
+        };
+        while !joining.ask(Wish::Join(Join::Oldest)).unwrap() {
+            thread::yield_now();
+        }
+        self.consumer(u64::MAX)
     }
 
     pub(crate) fn producer(&self, stores: u64) -> Writer<Region> {
