@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What it does not do yet: retention, compaction, repair of damage, group commit across threads.
+//! What it does not do yet: retention, compaction, repair of damage.
 //!
 //! The files are described in [`mod@format`].
 #![forbid(unsafe_code)]
