@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod observers;
+mod rights;
 mod storm;
 mod waiting;
 
@@ -50,6 +51,7 @@ fn child_process() {
         Some("broadcaster") => observers::broadcaster(),
         Some("user of huge pages") => user_of_huge_pages(),
         Some("creator on huge pages") => creator_on_huge_pages(),
+        Some("visitor") => rights::visit(),
         Some("actor") => storm::actor(),
         Some("sleeper") => waiting::sleeper(),
         Some("stranger") => observers::stranger(),
