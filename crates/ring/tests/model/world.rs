@@ -5,11 +5,12 @@ use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 use fastrand::Rng;
 use teeline_core::{Epoch, Name, Sequence, SourceName};
 use teeline_ring::{
-    Alignment, Frame, MessageType, PublishError,
+    Alignment, Frame, Join, Lost, MessageType, PublishError, Standing,
     testing::{
-        ConsumerView, Geometry, Kind, Marks, Memory, Reader, Writer,
+        ConsumerView, Geometry, Joining, Kind, Marks, Memory, Reader, Wish, Writer,
+        account as member_account, evict,
         layout::{self, Descriptor, RoleKind},
-        locate, walk, word0,
+        locate, standing, take_slot, walk, word0,
     },
 };
 use teeline_sync::atomic::Ordering;
@@ -108,14 +109,28 @@ impl Files {
         word(entry + at::POSITION)
     }
 
-    /// The slowest consumer's position; `None` in a broadcast ring.
-    fn slowest(&self) -> Option<u64> {
-        (0..self.pages.len()).map(|c| self.stored(c)).min()
+    fn standing(&self, consumer: usize) -> Standing {
+        standing(&Self::look(&self.pages[consumer])).expect("nobody writes another standing")
+    }
+
+    /// Whether the producer has to count a consumer: one that asks to be, and died so, only where its place is still there.
+    fn counts(&self, consumer: usize, g: &Geometry) -> bool {
+        match self.standing(consumer) {
+            Standing::Counted => true,
+            Standing::Joining => self.announced() <= self.stored(consumer) + g.capacity(),
+            _ => false,
+        }
+    }
+
+    /// The slowest counted consumer's position; `None` when there is none.
+    fn slowest(&self, g: &Geometry) -> Option<u64> {
+        let counted = (0..self.pages.len()).filter(|c| self.counts(*c, g));
+        counted.map(|c| self.stored(c)).min()
     }
 
     /// Whether no consumer has anything in the way of a store before `position`.
     fn is_free(&self, position: u64, g: &Geometry) -> bool {
-        let slowest = self.slowest();
+        let slowest = self.slowest(g);
         slowest.is_none_or(|slowest| position <= slowest + g.capacity())
     }
 }
@@ -140,7 +155,7 @@ impl Watch for DataWatch {
         assert!(
             self.files.is_free(position + 8, g),
             "{position} is written over what a consumer at {:?} has not released",
-            self.files.slowest()
+            self.files.slowest(g)
         );
     }
 
@@ -229,15 +244,29 @@ struct ConsumerProcess {
     read: usize,
 }
 
+/// What a consumer is owed since it was evicted, and what it has lost before.
+#[derive(Debug, Clone, Default)]
+struct Account {
+    /// Since it was evicted: the first sequence that it was not handed, or is still to be told of; and where it stood.
+    owed: Option<(u64, u64)>,
+    /// (first, last, position): each loss that was told, and where it went on.
+    losses: Vec<(u64, u64, u64)>,
+}
+
 pub(crate) struct World {
     files: Files,
     truth: Rc<RefCell<Truth>>,
     geometry: Geometry,
     rng: Rng,
     producer: Option<ProducerProcess>,
+    /// By slot; behind those that were named there may be a spare one.
     consumers: Vec<Option<ConsumerProcess>>,
+    named: usize,
+    accounts: Vec<Account>,
     clock_ns: u64,
     pub(crate) takeovers: u64,
+    /// How often a consumer came back and had lost something.
+    pub(crate) losses: u64,
     /// What producers stored since the fork.
     tape: Tape,
 }
@@ -260,15 +289,14 @@ impl World {
             created_wall_ns: 0,
             memory: 0,
             consumers: consumers.clone(),
-            spares: 0,
+            spares: rng.u32(..2),
         };
         let data = words(capacity as usize);
         for word in &data[1..] {
             word.set(garbage(&mut rng));
         }
-        let pages = (0..)
-            .zip(&consumers)
-            .map(|(slot, _)| {
+        let pages: Vec<Words> = (0..descriptor.slots())
+            .map(|slot| {
                 let page = layout::encode_role(&descriptor, RoleKind::Consumer { slot });
                 page.as_chunks()
                     .0
@@ -286,6 +314,9 @@ impl World {
             published: Vec::new(),
         };
         Self {
+            consumers: pages.iter().map(|_| None).collect(),
+            accounts: vec![Account::default(); pages.len()],
+            named: consumers.len(),
             files: Files {
                 control: words(layout::RING_BYTES),
                 data,
@@ -295,9 +326,9 @@ impl World {
             geometry,
             rng,
             producer: None,
-            consumers: consumers.iter().map(|_| None).collect(),
             clock_ns: 0,
             takeovers: 0,
+            losses: 0,
             tape: Tape::default(),
         }
     }
@@ -311,7 +342,7 @@ impl World {
         let second = |files: &Files| files.control[table / 8].get();
         while second(&self.files) == 0 || second(&self.files) < self.geometry.capacity() * 2 {
             self.publish_something();
-            for consumer in 0..self.consumers.len() {
+            for consumer in self.attached() {
                 self.poll(consumer, usize::MAX);
             }
         }
@@ -339,8 +370,11 @@ impl World {
             rng: self.rng.clone(),
             producer: None,
             consumers: self.consumers.iter().map(|_| None).collect(),
+            named: self.named,
+            accounts: self.accounts.clone(),
             clock_ns: self.clock_ns,
             takeovers: self.takeovers,
+            losses: self.losses,
             tape: Tape::default(),
         }
     }
@@ -373,8 +407,10 @@ impl World {
         for _ in 0..steps {
             match self.rng.u32(..100) {
                 0..55 => self.produce(),
-                55..90 => self.consume(),
-                90..94 => self.producer = None,
+                55..88 => self.consume(),
+                88..90 => self.evict(),
+                90..93 => self.producer = None,
+                93 => self.join(),
                 _ => {
                     if let Some(consumer) = self.some_consumer() {
                         self.consumers[consumer] = None;
@@ -407,13 +443,21 @@ impl World {
 
     fn drain(&mut self) {
         self.attach_consumers();
-        for consumer in 0..self.consumers.len() {
+        for consumer in self.attached() {
             while self.poll(consumer, usize::MAX) > 0 {}
             let published = self.truth.borrow().published.len();
             let read = self.consumers[consumer].as_ref().unwrap().read;
             assert_eq!(read, published, "everything that was committed arrives");
             assert_eq!(self.files.stored(consumer), self.truth.borrow().position);
         }
+    }
+
+    /// The slots that somebody is attached to.
+    fn attached(&self) -> Vec<usize> {
+        let slots = 0..self.consumers.len();
+        slots
+            .filter(|slot| self.consumers[*slot].is_some())
+            .collect()
     }
 
     /// What holds between any two steps.
@@ -427,7 +471,7 @@ impl World {
         );
         assert!(
             self.files
-                .slowest()
+                .slowest(&self.geometry)
                 .is_none_or(|slowest| slowest <= truth.position)
         );
     }
@@ -472,8 +516,12 @@ impl World {
             let consumers = (0..)
                 .zip(&self.files.pages)
                 .map(|(c, page)| {
-                    let name = format!("consumer{c}").parse().unwrap();
-                    ConsumerView::new(name, View::new(page, &Fuel::new(0)))
+                    let page = View::new(page, &Fuel::new(0));
+                    if (c as usize) < self.named {
+                        ConsumerView::new(format!("consumer{c}").parse().unwrap(), page)
+                    } else {
+                        ConsumerView::spare(c, page)
+                    }
                 })
                 .collect();
             self.truth.borrow_mut().pending.clear();
@@ -690,8 +738,8 @@ impl World {
         let needed = place.end + self.geometry.slot();
         let released = self
             .files
-            .slowest()
-            .expect("a broadcast ring is never full");
+            .slowest(&self.geometry)
+            .expect("a ring without counted consumers is never full");
         assert!(needed > released + self.geometry.capacity(), "not full");
         assert_eq!(slowest.lag, writer.position().0 - released);
     }
@@ -704,7 +752,12 @@ impl World {
     }
 
     fn attach_consumer(&mut self, consumer: usize, fuel: &Fuel) {
-        if self.consumers[consumer].is_some() {
+        if self.consumers[consumer].is_some() || self.files.standing(consumer) == Standing::Free {
+            return;
+        }
+        if self.files.standing(consumer) != Standing::Counted
+            && !self.ask(consumer, Wish::Return, fuel)
+        {
             return;
         }
         let view = |words: &Words| View::new(words, fuel);
@@ -742,6 +795,9 @@ impl World {
         };
         let fuel = self.random_fuel(8);
         self.attach_consumer(consumer, &fuel);
+        if self.consumers[consumer].is_none() {
+            return;
+        }
         let limit = self.rng.usize(..4);
         match self.rng.u32(..4) {
             0 => self.peek(consumer, limit),
@@ -750,7 +806,9 @@ impl World {
                 self.poll(consumer, limit);
             }
         }
-        let process = self.consumers[consumer].as_ref().unwrap();
+        let Some(process) = &self.consumers[consumer] else {
+            return;
+        };
         let truth = self.truth.borrow();
         let read_to = truth
             .published
@@ -763,6 +821,146 @@ impl World {
         drop(truth);
         if process.fuel.is_dead() {
             self.consumers[consumer] = None;
+        }
+    }
+
+    /// Asks to be counted, until one is or dies. Who is in is told exactly what is lost.
+    fn ask(&mut self, consumer: usize, wish: Wish, fuel: &Fuel) -> bool {
+        let (control, data) = (
+            Files::look(&self.files.control),
+            Files::look(&self.files.data),
+        );
+        let page = View::new(&self.files.pages[consumer], fuel);
+        let joining = Joining {
+            geometry: &self.geometry,
+            first_sequence: Sequence(1),
+            control: &control,
+            data: &data,
+            page: &page,
+        };
+        let asked = joining
+            .ask(wish)
+            .expect("an honest ring can always be joined");
+        if fuel.is_dead() {
+            return false;
+        }
+        assert!(asked, "nobody publishes meanwhile");
+        let position = self.files.stored(consumer);
+        let truth = self.truth.borrow();
+        let next = truth.published.iter().find(|frame| frame.start >= position);
+        let next = next.map_or(truth.next, |frame| frame.sequence);
+        let account = &mut self.accounts[consumer];
+        if let Some((owed, stood)) = account.owed.take() {
+            let told_before = account.losses.last().is_some_and(|loss| loss.2 == stood);
+            if next > owed {
+                // Together with the one that it has not gone on behind.
+                let first = match account.losses.pop_if(|_| told_before) {
+                    Some((first, ..)) => first,
+                    None => owed,
+                };
+                account.losses.push((first, next - 1, position));
+                self.losses += 1;
+            }
+        }
+        let found = member_account(&Files::look(&self.files.pages[consumer]));
+        let messages = account
+            .losses
+            .iter()
+            .map(|(first, last, _)| last - first + 1)
+            .sum();
+        assert_eq!(
+            (found.events, found.messages),
+            (account.losses.len() as u64, messages)
+        );
+        let pending = account.losses.last().filter(|loss| loss.2 == position);
+        let pending = pending.map(|&(first, last, _)| Lost {
+            first: Sequence(first),
+            last: Sequence(last),
+        });
+        assert_eq!(found.pending, pending);
+        true
+    }
+
+    /// Evicts one, now and then again and again, with what it loses in between.
+    fn evict(&mut self) {
+        let Some(consumer) = self.some_consumer() else {
+            return;
+        };
+        self.evict_one(consumer);
+        while self.rng.u32(..3) == 0 {
+            for _ in 0..self.rng.u32(..6) {
+                self.produce();
+            }
+            let fuel = self.random_fuel(24);
+            self.attach_consumer(consumer, &fuel);
+            self.evict_one(consumer);
+        }
+    }
+
+    /// Evicts one whose process is gone. A spare slot may be freed by that.
+    fn evict_one(&mut self, consumer: usize) {
+        if self.files.standing(consumer) == Standing::Free {
+            return;
+        }
+        self.consumers[consumer] = None;
+        let free = consumer >= self.named && self.rng.bool();
+        let position = self.files.stored(consumer);
+        let account = &mut self.accounts[consumer];
+        if free {
+            *account = Account::default();
+        } else if self.files.standing(consumer) == Standing::Counted {
+            let truth = self.truth.borrow();
+            let next = truth.published.iter().find(|frame| frame.end > position);
+            account.owed = Some((next.map_or(truth.next, |frame| frame.sequence), position));
+        }
+        let page = View::new(&self.files.pages[consumer], &Fuel::new(Fuel::ENDLESS));
+        evict(&page, free);
+    }
+
+    /// Takes a spare slot.
+    fn join(&mut self) {
+        let consumer = self.named;
+        if consumer == self.consumers.len() || self.files.standing(consumer) != Standing::Free {
+            return;
+        }
+        let fuel = self.random_fuel(24);
+        take_slot(
+            &View::new(&self.files.pages[consumer], &fuel),
+            &"late".parse().unwrap(),
+        );
+        let published = self.truth.borrow().next;
+        let (join, wanted) = match self.rng.u32(..3) {
+            0 => (Join::Newest, None),
+            1 => (Join::Oldest, None),
+            _ => {
+                let wanted = self.rng.u64(..published + 2);
+                (Join::Sequence(Sequence(wanted)), Some(wanted.max(1)))
+            }
+        };
+        // What it asks for by number and is not there any more is lost to it.
+        self.accounts[consumer] = Account {
+            owed: wanted
+                .filter(|wanted| *wanted < published)
+                .map(|wanted| (wanted, u64::MAX)),
+            losses: Vec::new(),
+        };
+        if !self.ask(consumer, Wish::Join(join), &fuel)
+            && self.files.standing(consumer) != Standing::Free
+        {
+            // It comes back to the place that it asked for: what it lost by then stands on its page.
+            let page = Files::look(&self.files.pages[consumer]);
+            let pending = member_account(&page).pending;
+            let position = self.files.stored(consumer);
+            let truth = self.truth.borrow();
+            let next = truth.published.iter().find(|frame| frame.start >= position);
+            let next = next.map_or(truth.next, |frame| frame.sequence);
+            self.accounts[consumer] = Account {
+                owed: Some((next, position)),
+                losses: pending
+                    .map(|lost| (lost.first.0, lost.last.0, position))
+                    .into_iter()
+                    .collect(),
+            };
         }
     }
 
