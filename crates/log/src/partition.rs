@@ -205,6 +205,7 @@ impl Partition {
             producers,
             state.durable,
             None,
+            None,
         )?)
     }
 

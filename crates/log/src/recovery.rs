@@ -142,7 +142,8 @@ pub(crate) struct Found {
 }
 
 /// Scans from `start` to the end, or to `limit` if everything from there on is to be forgotten. `durable` is the end of
-/// what is known to have been durable from outside the segments.
+/// what is known to have been durable from outside the segments. `undisturbed` is where the log
+/// ends if nobody died while writing: then there is nothing behind it to look for.
 pub(crate) fn scan(
     storage: &dyn Storage,
     dir: &Path,
@@ -150,6 +151,7 @@ pub(crate) fn scan(
     mut producers: Producers,
     mut durable: Offset,
     limit: Option<Offset>,
+    undisturbed: Option<Offset>,
 ) -> Result<Found> {
     let mut walk = Walk::from(storage, dir, start)?;
     let (end, flaw) = loop {
@@ -175,7 +177,11 @@ pub(crate) fn scan(
     let pos = u64::from(end.file_pos);
     let is_last = walk.following().is_none();
     let reader = walk.reader();
-    let written = reader.written(pos, pos + SCAN_BYTES_MAX)?;
+    let written = if undisturbed == Some(end.offset) {
+        None
+    } else {
+        reader.written(pos, pos + SCAN_BYTES_MAX)?
+    };
     if written.is_some() && is_last {
         found.durable = durable_behind(reader, &end)?.max(durable);
     }

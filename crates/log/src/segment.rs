@@ -219,7 +219,10 @@ impl SegmentReader {
                 break;
             }
             let len = chunk.len() as u64;
-            if let Some(first) = chunk.iter().position(|&b| b != 0) {
+            // Most of it is zero, and compared at the speed of memory.
+            if ZEROS.get(..chunk.len()) != Some(chunk)
+                && let Some(first) = chunk.iter().position(|&b| b != 0)
+            {
                 let last = chunk.iter().rposition(|&b| b != 0).unwrap_or(first);
                 let start = found.map_or(at + first as u64, |range| range.start);
                 found = Some(start..at + last as u64 + 1);
@@ -229,6 +232,9 @@ impl SegmentReader {
         Ok(found)
     }
 }
+
+/// What was never written.
+static ZEROS: [u8; READ_BYTES_MAX] = [0; READ_BYTES_MAX];
 
 /// How much of `left` bytes to look at at once.
 fn chunk_bytes(left: u64) -> usize {

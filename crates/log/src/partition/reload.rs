@@ -58,6 +58,8 @@ impl Appender {
         if stopped {
             self.forget_unsynced(start.segment, known)?;
         }
+        let undisturbed =
+            (current && !stopped && self.page.load(Word::Dirty) == 0).then_some(page_end);
         let found = recovery::scan(
             storage,
             &dir,
@@ -65,6 +67,7 @@ impl Appender {
             producers,
             known,
             stopped.then_some(known),
+            undisturbed,
         )?;
         self.end = found.end;
         // In the first look after a reboot, whatever is whole was read from the device.

@@ -764,7 +764,7 @@ fn scan(path: &Path) -> Result<Round, Failure> {
     let mut watch = Stopwatch::start();
     let begin = ticks();
     let file = open_read(first).map_err(Failure::new)?;
-    let mut chunk = vec![0; 256 << 10];
+    let mut chunk = vec![0; 4 << 20];
     let (mut at, mut wrong, mut checked) = (0, 0, 0);
     while at < SCAN_BYTES {
         let count = file.read_at(&mut chunk, at as u64)?;
