@@ -14,15 +14,21 @@ use crate::{
     storage::{Access, StorageError, StorageFile},
 };
 
-/// Zeros are written ahead in steps of this many bytes.
-const WRITE_AHEAD_BYTES: u64 = 1 << 20;
+/// Zeros are written ahead in steps of this many bytes, at least and at most. Whoever waits for a sync waits for a step
+/// that is being synced, too: a few large ones stop fewer appends than many small ones. But a segment that is hardly used
+/// is not filled for nothing.
+const WRITE_AHEAD_BYTES_MIN: u64 = 1 << 20;
+const WRITE_AHEAD_BYTES_MAX: u64 = 8 << 20;
+
+/// What is written at once.
+const ZEROS_BYTES: u64 = 1 << 20;
 
 impl Appender {
     /// Writes zeros over a range of the active segment.
     pub(super) fn erase(&mut self, bytes: Range<u64>) -> Result<(), StorageError> {
         let zeros = vec![
             0;
-            usize::try_from(WRITE_AHEAD_BYTES.min(bytes.end - bytes.start))
+            usize::try_from(ZEROS_BYTES.min(bytes.end - bytes.start))
                 .expect("1 MiB at most")
         ];
         let file = Arc::clone(&self.active()?.file);
@@ -150,7 +156,8 @@ impl Appender {
         if from >= through {
             return Ok(());
         }
-        let to = (through + WRITE_AHEAD_BYTES).min(segment_bytes);
+        let step = end.clamp(WRITE_AHEAD_BYTES_MIN, WRITE_AHEAD_BYTES_MAX);
+        let to = (through + step).min(segment_bytes);
         self.erase(from..to)?;
         self.active()?.zeroed = to;
         Ok(())
@@ -162,7 +169,7 @@ impl Partition {
     /// into it then costs no more than the sync of what it wrote.
     pub(super) fn prepare_next(&self) -> Result<(), AppendError> {
         /// A pause after each step leaves the disk to those who wait for it.
-        const PAUSE: Duration = Duration::from_millis(1);
+        const PAUSE: Duration = Duration::from_millis(5);
         let storage = self.storage();
         let dir = self.dir();
         let path = recovery::next_segment_path(dir);
@@ -189,17 +196,20 @@ impl Partition {
             Err(error) if error.is_no_space() => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let zeros = vec![0; usize::try_from(WRITE_AHEAD_BYTES.min(bytes)).expect("1 MiB at most")];
+        let zeros = vec![0; usize::try_from(ZEROS_BYTES.min(bytes)).expect("1 MiB at most")];
         let mut at = 0;
         while at < bytes {
             let len = (bytes - at).min(zeros.len() as u64);
             let step = usize::try_from(len).expect("1 MiB at most");
             file.write_at(at, zeros.get(..step).unwrap_or_default())?;
+            at += len;
+            if !at.is_multiple_of(WRITE_AHEAD_BYTES_MAX) && at < bytes {
+                continue;
+            }
             if let Err(error) = file.sync() {
                 // A device that fails here cannot be trusted with records.
                 return Err(self.stop(error));
             }
-            at += len;
             if storage.has_threads() {
                 storage.nap(PAUSE);
             }
