@@ -51,7 +51,7 @@ impl<M: Memory> Bell<M> {
         }
     }
 
-    /// How often it was rung, if that is not answered. Asked behind each publication, or the last one of a batch.
+    /// How often it was rung, if that is not answered. Asked behind each publication; a batch is one.
     #[inline]
     pub fn rings(&self) -> Option<u64> {
         // SYNC doorbell: pairs with the barrier in `Spot::lie_down`: whoever does not see what was published before has rung
@@ -61,14 +61,10 @@ impl<M: Memory> Bell<M> {
         (rings != self.answered).then_some(rings)
     }
 
-    /// How many may sleep, when it was rung `rings` times. A value that nobody rang costs a wake, like any other.
-    pub fn unanswered(&self, rings: u64) -> u64 {
-        rings.wrapping_sub(self.answered)
-    }
-
-    /// Notes that of those who rang `rings` times, all who slept on what was published were woken, and that was `woken`.
+    /// Notes that of those who rang `rings` times, all who slept on what was published were woken, and that was `woken`. A
+    /// number that nobody rang costs a wake or two, like any other.
     pub fn answer(&mut self, rings: u64, woken: u64) {
-        if woken == self.unanswered(rings) || rings == self.heard {
+        if woken == rings.wrapping_sub(self.answered) || rings == self.heard {
             self.answered = rings;
         }
         self.heard = rings;

@@ -332,7 +332,7 @@ impl<M: Memory> Writer<M> {
         let asleep_from = self.slowest().map_or(self.position, |slowest| slowest.seen);
         let bell = Bell::new(doorbell);
         if bell.rings().is_some() {
-            self.wake(asleep_from, u64::MAX);
+            self.wake_all(asleep_from);
         }
         if registered {
             self.bell = Some(bell);
@@ -342,37 +342,34 @@ impl<M: Memory> Writer<M> {
         }
     }
 
-    /// Wakes whoever sleeps on a frame from `from` on, until so many are woken, and returns how many that were.
-    fn wake(&self, from: u64, sleepers_max: u64) -> u64 {
-        let mut woken = 0;
+    /// Wakes whoever sleeps on a published frame from `from` on.
+    fn wake_all(&self, from: u64) {
         let mut at = from;
-        while at < self.position && woken < sleepers_max {
-            woken += self.data.wake(self.geometry.index(at) + frame_at::WORD0) as u64;
+        while at < self.position {
+            self.data.wake(self.geometry.index(at) + frame_at::WORD0);
             match frame::extent(&self.geometry, &self.data, at) {
                 0 => break,
                 bytes => at += bytes,
             }
         }
-        woken
     }
 
-    /// Wakes whoever may sleep on a frame from `from` on, all of them just published.
+    /// Wakes whoever may sleep on the frame at `index`, which was just published.
     #[inline(always)]
-    fn wake_sleepers(&mut self, from: u64) {
+    fn wake_sleepers(&mut self, index: usize) {
         if let Some(bell) = &self.bell
             && let Some(rings) = bell.rings()
         {
-            self.answer(from, rings);
+            self.answer(index, rings);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn answer(&mut self, from: u64, rings: u64) {
-        let Some(bell) = &self.bell else { return };
-        let woken = self.wake(from, bell.unanswered(rings));
+    fn answer(&mut self, index: usize, rings: u64) {
+        let woken = self.data.wake(index + frame_at::WORD0);
         if let Some(bell) = &mut self.bell {
-            bell.answer(rings, woken);
+            bell.answer(rings, woken as u64);
         }
     }
 
@@ -665,7 +662,7 @@ impl<M: Memory> Writer<M> {
         self.last_sequence = frame.sequence;
         self.position = frame.end;
         self.next_sequence = next_sequence;
-        self.wake_sleepers(frame.start);
+        self.wake_sleepers(frame.index);
         if frame.end > clear_at {
             self.clear_ahead(frame.end - frame.start);
         }

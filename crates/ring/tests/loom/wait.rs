@@ -32,6 +32,24 @@ fn nothing_is_slept_through_in_a_ring_of_two_frames() {
     sleep_and_wake(Ring::of_two, 3);
 }
 
+/// A batch wakes who sleeps on its first frame: nobody sleeps on another.
+#[test]
+fn no_batch_is_slept_through() {
+    check(|| {
+        let ring = Ring::of_six();
+        let mut writer = ring.waking_producer(u64::MAX);
+        let sleeper = thread::spawn({
+            let ring = ring.clone();
+            move || {
+                let mut reader = ring.consumer(u64::MAX);
+                ring.sleep_through(&mut reader, 4);
+            }
+        });
+        ring.publish_pairs_through(&mut writer, 4);
+        sleeper.join().unwrap();
+    });
+}
+
 /// Two sleepers ring one doorbell.
 #[test]
 fn neither_of_two_sleepers_is_forgotten() {

@@ -154,6 +154,24 @@ fn each_strategy_reads_everything() {
     }
 }
 
+#[test]
+fn a_batch_ends_a_wait_like_a_message() {
+    let base = Base::new();
+    let (dir, _) = base.create(&options());
+    let (mut producer, mut consumer) = (producer(&dir), consumer(&dir));
+    thread::scope(|scope| {
+        scope.spawn(|| read_through(&mut consumer, 400, sleep_for_ever));
+        let mut published = 0;
+        while published < 400 {
+            match producer.publish_batch(KIND, &[b"one", b"two", b"six", b"ten"]) {
+                Ok(sequences) => published = sequences.end.0 - 1,
+                Err(error) => assert!(is_full(&error)),
+            }
+            thread::yield_now();
+        }
+    });
+}
+
 /// Two consumers ring one doorbell, and one of them is slow.
 #[test]
 fn sleepers_of_one_ring_are_all_woken() {
