@@ -28,7 +28,7 @@ pub enum Slept {
     Woken,
     /// The time is up.
     TimedOut,
-    /// A signal came.
+    /// A signal came. One whose handler asks for interrupted calls to go on need not end a sleep on several words.
     Interrupted,
 }
 

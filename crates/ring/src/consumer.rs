@@ -151,8 +151,9 @@ impl Consumer {
     }
 
     /// Sleeps until there is a frame that was not read yet, at most `limit`. Returns whether there is one; without one also
-    /// when a signal comes, so that the caller looks at what its handler may have set. Costs the producer nothing until it
-    /// wakes this consumer; naps, of at most a millisecond, where the producer wakes nobody.
+    /// early, mostly because a signal came. Nothing but a frame wakes it: who has to notice something else, such as a request
+    /// to stop, does so at `limit` at the latest. Costs the producer nothing until it wakes this consumer; naps, of at most a
+    /// millisecond, where the producer wakes nobody.
     ///
     /// Most loops leave it to an [idle strategy](teeline_sync::idle::Idle), which spins before it sleeps:
     ///

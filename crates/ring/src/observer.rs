@@ -145,7 +145,7 @@ impl Observer {
         Ok(())
     }
 
-    /// Naps until there is something to read, at most `limit`. Returns whether there is; without also when a signal comes.
+    /// Naps until there is something to read, at most `limit`. Returns whether there is; without also early, when a signal comes.
     /// Nobody wakes an observer, since it can ring nobody: it naps, for a millisecond at most, and looks.
     pub fn wait(&self, limit: Duration) -> bool {
         match self.spot() {

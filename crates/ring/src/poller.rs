@@ -186,10 +186,10 @@ impl Poller {
         handed
     }
 
-    /// Sleeps until there is something in one of the rings, at most `limit`. Returns whether there is; without also when a
-    /// signal comes. It naps instead, for a millisecond at most, where an observer is among them, a producer wakes nobody,
-    /// the kernel is older than Linux 5.16, or there are more rings than the [128](teeline_os::futex::WORDS_MAX) that one can
-    /// sleep for.
+    /// Sleeps until there is something in one of the rings, at most `limit`. Returns whether there is; without also early, as
+    /// [`Consumer::wait`] does. It naps instead, for a millisecond at most, where an observer is among them, a producer wakes
+    /// nobody, the kernel is older than Linux 5.16, or there are more rings than the [128](teeline_os::futex::WORDS_MAX) that
+    /// one can sleep for.
     pub fn wait(&self, limit: Duration) -> bool {
         if self.live().any(|member| member.spot().is_none()) {
             // Where an observer reads on is found by polling.

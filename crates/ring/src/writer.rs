@@ -325,7 +325,7 @@ impl<M: Memory> Writer<M> {
         Ok((writer, takeover))
     }
 
-    /// Wakes whoever the last producer left asleep, since it died between publishing and waking; and, if this producer has
+    /// Wakes whoever the last producer left asleep, since it may have died between publishing and waking; and, if this one has
     /// registered for `membarrier`, from now on whoever rings the doorbell. Otherwise those who wait are told to nap.
     pub fn attend(&mut self, doorbell: M, registered: bool) {
         // Nobody sleeps on what every consumer has released.
@@ -342,10 +342,10 @@ impl<M: Memory> Writer<M> {
         }
     }
 
-    /// Wakes whoever sleeps on a published frame from `from` on.
+    /// Wakes whoever sleeps on a frame from `from` on, or on the one that comes next.
     fn wake_all(&self, from: u64) {
         let mut at = from;
-        while at < self.position {
+        while at <= self.position {
             self.data.wake(self.geometry.index(at) + frame_at::WORD0);
             match frame::extent(&self.geometry, &self.data, at) {
                 0 => break,

@@ -78,8 +78,8 @@ impl FromStr for Wait {
 
 /// Something that tells a sleeper that there may be work.
 pub trait Waitable {
-    /// Sleeps until there may be work, at most `limit`. Returns false when there was none. Returns early when a signal
-    /// comes, so that the caller looks at what its handler may have set.
+    /// Sleeps until there may be work, at most `limit`. Returns false when there was none: then also early, mostly because a
+    /// signal came.
     fn wait(&self, limit: Duration) -> bool;
 }
 

@@ -5,15 +5,8 @@
 //! and a word that is both in turn is both at once. So an order that is too weak shows up as a stale value or as two
 //! sides in one cell.
 //!
-//! What it cannot see: more preemptions than the bound, more than a few frames, load buffering, and sequentially
-//! consistent fences (there are none here). Kills at every store are the model test's; here they are made at some, with
-//! the other side running.
-//!
-//! Weakened on purpose once, each of these was noticed: word 0 stored relaxed, or loaded relaxed; the consumer's position
-//! and selector stored relaxed; the position loaded relaxed; an entry believed without looking at the selector again;
-//! takeover zeroing the word 0 that a living consumer polls; an observer without its acquire fence; announcing without the
-//! release fence; takeover without it; the lap test one slot late. Not noticed: marks stored or loaded relaxed, since a
-//! frame of an older lap would have to carry the mark's sequence, which it can only behind an epoch frame.
+//! What it cannot see is in docs/testing.md, and which break of the protocol which model catches; `tools/loom-breaks` makes
+//! them. Kills at every store are the model test's, with one thread; here they are made with the other side running.
 #![cfg(loom)]
 #![expect(unsafe_code, reason = "loom hands out a cell's content as a pointer")]
 #![expect(
