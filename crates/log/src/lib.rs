@@ -23,7 +23,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What it does not do yet: retention, compaction, repair of damage.
+//! What it does not do yet: repair of damage, adding partitions, an index by key. Retention and compaction are done by
+//! whoever asks for them: see [`Log::upkeep`].
 //!
 //! The files are described in [`mod@format`].
 #![forbid(unsafe_code)]

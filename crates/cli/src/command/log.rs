@@ -1,4 +1,8 @@
-//! `teeline log`: look at a log. Only reads: no lock is taken, nothing is changed, and the log's own writers may go on.
+//! `teeline log`: look at a log and look after it. Verbs that look take no lock and change nothing, and the log's own
+//! writers may go on; so they may while the others work, which wait for a partition as any writer does.
+
+pub(crate) mod change;
+mod dump;
 
 use std::{
     collections::BTreeMap,
@@ -20,6 +24,37 @@ use crate::{
 /// The verbs of `teeline log`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LogVerb {
+    /// Make a log, or a topic in it.
+    Create(change::CreateArgs),
+    /// Append lines as records.
+    Append(change::AppendArgs),
+    /// Drop what a topic's policy, or the one given, does not keep.
+    Retain(change::RetainArgs),
+    /// Keep only the latest record of each key, in topics whose policy that is.
+    Compact(change::CompactArgs),
+    /// Print the batches of a partition as they lie in its files: exit status 1 when bytes are damaged.
+    Dump(dump::DumpArgs),
+    /// Print the last records of a topic, and with --follow those that come.
+    Tail {
+        /// The log's directory.
+        root: PathBuf,
+        /// The topic.
+        topic: Name,
+        /// Only this partition; otherwise all.
+        #[arg(long, short)]
+        partition: Option<u32>,
+        /// Begin so many offsets before the end, in each partition.
+        #[arg(long, short = 'n', default_value_t = 10)]
+        last: u64,
+        /// Wait for more at the end, until interrupted.
+        #[arg(long, short)]
+        follow: bool,
+    },
+    /// List the consumer groups, and for each what it reads and how far behind it is.
+    Groups {
+        /// The log's directory.
+        root: PathBuf,
+    },
     /// List the topics, and how many records each has.
     Topics {
         /// The log's directory.
@@ -71,6 +106,32 @@ impl LogVerb {
     /// Does what the verb says.
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let answer = match self {
+            Self::Create(create) => create.run(out),
+            Self::Append(append) => append.run(out),
+            Self::Retain(retain) => retain.run(out),
+            Self::Compact(compact) => compact.run(out),
+            Self::Dump(dump) => dump.run(out),
+            Self::Tail {
+                root,
+                topic,
+                partition,
+                last,
+                follow,
+            } => {
+                let log = open(&root)?;
+                let topic = log.topic(&topic).map_err(Failure::new)?;
+                let mut readers = readers(&log, &topic, partition, None)?;
+                for reader in &mut readers {
+                    let start = topic.start(reader.partition()).map_err(Failure::new)?;
+                    let end = topic
+                        .high_watermark(reader.partition())
+                        .map_err(Failure::new)?;
+                    reader.seek(Offset(end.0.saturating_sub(last)).max(start));
+                }
+                let names = source_names(&log)?;
+                read(&mut readers, None, follow, &mut Printer { out, names })
+            }
+            Self::Groups { root } => groups(&open(&root)?, out),
             Self::Topics { root } => topics(&open(&root)?, out),
             Self::Read {
                 root,
@@ -441,6 +502,60 @@ fn offsets(log: &Log, group: Option<&Name>, out: &mut Output) -> Result<Answer, 
             "lag",
         ];
         out.table(&heads, &rows)?;
+    }
+    Ok(Answer::Fine)
+}
+
+#[derive(Serialize, Default)]
+struct GroupLine {
+    group: String,
+    topics: Vec<String>,
+    partitions: u64,
+    /// The newest generation of any of its partitions.
+    generation: u64,
+    lag_records: u64,
+}
+
+fn groups(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
+    let mut groups: BTreeMap<String, GroupLine> = BTreeMap::new();
+    for offset in log.group_offsets().map_err(Failure::new)? {
+        let topic = log.topic(&offset.topic).map_err(Failure::new)?;
+        let start = topic.start(offset.partition).map_err(Failure::new)?;
+        let end = topic
+            .high_watermark(offset.partition)
+            .map_err(Failure::new)?;
+        let name = offset.group.to_string();
+        let group = groups.entry(name.clone()).or_insert_with(|| GroupLine {
+            group: name,
+            ..GroupLine::default()
+        });
+        let topic = offset.topic.to_string();
+        if !group.topics.contains(&topic) {
+            group.topics.push(topic);
+        }
+        group.partitions += 1;
+        group.generation = group.generation.max(offset.generation);
+        group.lag_records += end.0.saturating_sub(offset.next.unwrap_or(start).0);
+    }
+    let mut rows = Vec::new();
+    for group in groups.into_values() {
+        if out.is_json() {
+            out.object(&group)?;
+        } else {
+            rows.push(vec![
+                group.group,
+                group.topics.join(","),
+                group.partitions.to_string(),
+                group.generation.to_string(),
+                group.lag_records.to_string(),
+            ]);
+        }
+    }
+    if !out.is_json() {
+        out.table(
+            &["group", "topics", "partitions", "generation", "lag"],
+            &rows,
+        )?;
     }
     Ok(Answer::Fine)
 }

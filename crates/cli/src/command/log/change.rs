@@ -1,0 +1,588 @@
+//! Verbs that change a log: create, append, retain, compact.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, BufRead, BufReader},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::Args;
+use serde::Serialize;
+use teeline_core::{Epoch, Identity, Name, Partition, Sequence, SourceName};
+use teeline_log::{
+    Answer as AppendAnswer, Compaction, Durability, Log, LogOptions, NewRecord, Retention,
+    Succession, Topic, TopicConfig, Writer,
+};
+
+use crate::output::{Answer, Failure, Output};
+
+fn open(root: &Path) -> Result<Log, Failure> {
+    Log::open(root, &LogOptions::default()).map_err(Failure::new)
+}
+
+fn topic(log: &Log, name: &Name) -> Result<Topic, Failure> {
+    log.topic(name).map_err(Failure::new)
+}
+
+/// A duration as people write it: `90s`, `15m`, `36h`, `7d`, `250ms`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| wanted(text))?;
+    let millis = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err(wanted(text)),
+    };
+    match number.checked_mul(millis) {
+        Some(millis) if millis > 0 => Ok(Duration::from_millis(millis)),
+        _ => Err(wanted(text)),
+    }
+}
+
+fn wanted(text: &str) -> String {
+    format!("`{text}` is no duration: a number and ms, s, m, h or d is expected, as in 36h")
+}
+
+/// A size as people write it: `4096`, `64K`, `64M`, `2G`.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    let (number, shift) = match text.strip_suffix(['K', 'M', 'G', 'T']) {
+        Some(number) => (number, text.bytes().last()),
+        None => (text, None),
+    };
+    let shift = match shift {
+        Some(b'K') => 10,
+        Some(b'M') => 20,
+        Some(b'G') => 30,
+        Some(_) => 40,
+        None => 0,
+    };
+    let number: Option<u64> = number.parse().ok();
+    number
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| format!("`{text}` is no size: bytes are expected, or K, M, G, T, as in 64M"))
+}
+
+/// How a topic is made.
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// The log's directory; made if there is no log yet.
+    root: PathBuf,
+    /// The topic; without it, only the log is made.
+    topic: Option<Name>,
+    /// Number of partitions.
+    #[arg(long, default_value_t = 1)]
+    partitions: u32,
+    /// When records are synced: before they are answered, or when the kernel writes them out.
+    #[arg(long, default_value = "sync-each-batch", value_parser = ["sync-each-batch", "leave-to-os"], conflicts_with = "sync_every")]
+    durability: String,
+    /// Sync at the latest after this time instead.
+    #[arg(long, value_parser = duration)]
+    sync_every: Option<Duration>,
+    /// Size of a segment.
+    #[arg(long, value_parser = size, default_value = "64M")]
+    segment_bytes: u64,
+    #[command(flatten)]
+    retention: RetentionArgs,
+    /// Seal a segment after this time, full or not.
+    #[arg(long, value_parser = duration)]
+    roll_age: Option<Duration>,
+    /// Keep only the latest record of each key.
+    #[arg(long)]
+    compact: bool,
+    /// With --compact: drop a tombstone once this group has passed it; may be given several times.
+    #[arg(long, requires = "compact")]
+    tombstones_until: Vec<Name>,
+    /// Accept network and overlay file systems, to try things out.
+    #[arg(long)]
+    any_filesystem: bool,
+}
+
+/// What is kept.
+#[derive(Debug, Args)]
+pub(crate) struct RetentionArgs {
+    /// Keep so many bytes per partition.
+    #[arg(long, value_parser = size)]
+    keep_bytes: Option<u64>,
+    /// Keep records so long, by the host's running time.
+    #[arg(long, value_parser = duration)]
+    keep_age: Option<Duration>,
+    /// Keep what this group has not passed; may be given several times.
+    #[arg(long)]
+    passed_by: Vec<Name>,
+}
+
+impl RetentionArgs {
+    fn retention(&self) -> Retention {
+        Retention {
+            bytes: self.keep_bytes,
+            age: self.keep_age,
+            passed_by: self.passed_by.clone(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct CreatedLine {
+    log: String,
+    topic: Option<String>,
+    partitions: Option<u32>,
+    durability: Option<String>,
+}
+
+impl CreateArgs {
+    pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
+        let options = LogOptions {
+            any_filesystem: self.any_filesystem,
+            ..LogOptions::default()
+        };
+        let log = match &self.topic {
+            None => Log::create(&self.root, &options),
+            Some(_) => Log::open_or_create(&self.root, &options),
+        }
+        .map_err(Failure::new)?;
+        let mut line = CreatedLine {
+            log: log.id().to_string(),
+            topic: None,
+            partitions: None,
+            durability: None,
+        };
+        if let Some(name) = &self.topic {
+            let durability = match (self.sync_every, self.durability.as_str()) {
+                (Some(interval), _) => Durability::SyncEvery(interval),
+                (None, "leave-to-os") => Durability::LeaveToOs,
+                (None, _) => Durability::SyncEachBatch,
+            };
+            let config = TopicConfig {
+                partitions: self.partitions,
+                durability,
+                segment_bytes: u32::try_from(self.segment_bytes)
+                    .map_err(|_| Failure::new("--segment-bytes: at most 1G can be had"))?,
+                retention: self.retention.retention(),
+                roll_age: self.roll_age,
+                compaction: self.compact.then(|| Compaction {
+                    tombstones_until: self.tombstones_until.clone(),
+                }),
+                ..TopicConfig::default()
+            };
+            log.create_topic(name, &config).map_err(Failure::new)?;
+            line.topic = Some(name.to_string());
+            line.partitions = Some(config.partitions);
+            line.durability = Some(config.durability.to_string());
+        }
+        if out.is_json() {
+            out.object(&line)?;
+        } else {
+            out.line(match (&line.topic, &line.durability) {
+                (Some(topic), Some(durability)) => format!(
+                    "log {}: topic {topic}, {} partitions, {durability}",
+                    line.log, self.partitions
+                ),
+                _ => format!("log {}", line.log),
+            })?;
+        }
+        Ok(Answer::Fine)
+    }
+}
+
+/// What is appended.
+#[derive(Debug, Args)]
+pub(crate) struct AppendArgs {
+    /// The log's directory.
+    root: PathBuf,
+    /// The topic.
+    topic: Name,
+    /// The file whose lines become records; standard input if it is left out.
+    file: Option<PathBuf>,
+    /// Append as this source: its numbers go on behind its last record, so that each line is stored once if the same
+    /// lines are given again with --from. Without it, records have no identity and no repeat is noticed.
+    #[arg(long)]
+    source: Option<SourceName>,
+    /// With --source: the number of the first line.
+    #[arg(long, requires = "source")]
+    from: Option<u64>,
+    /// With --source: in which life of the source; otherwise the one on record, or the first.
+    #[arg(long, requires = "source")]
+    epoch: Option<u64>,
+    /// Key of every record.
+    #[arg(long, conflicts_with = "key_separator")]
+    key: Option<String>,
+    /// What separates key and value in a line.
+    #[arg(long)]
+    key_separator: Option<String>,
+    /// The partition; otherwise by key, or by number.
+    #[arg(long, short)]
+    partition: Option<u32>,
+    /// The application's message type.
+    #[arg(long = "type", default_value_t = 0)]
+    kind: u16,
+    /// Lines per batch.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    batch: u32,
+}
+
+#[derive(Serialize, Default)]
+struct AppendedLine {
+    lines: u64,
+    stored: u64,
+    duplicate: u64,
+    /// End of what is durable, per partition that was appended to.
+    durable: BTreeMap<u32, u64>,
+}
+
+/// A line that waits for its batch.
+struct Line {
+    sequence: Sequence,
+    key: Option<Vec<u8>>,
+    value: Vec<u8>,
+}
+
+impl AppendArgs {
+    pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
+        let log = open(&self.root)?;
+        let topic = topic(&log, &self.topic)?;
+        let (mut writer, mut next) = self.writer(&log)?;
+        let input: Box<dyn BufRead> = match &self.file {
+            None => Box::new(io::stdin().lock()),
+            Some(path) => {
+                let file = File::open(path)
+                    .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+                Box::new(BufReader::new(file))
+            }
+        };
+        let mut waiting: BTreeMap<Partition, Vec<Line>> = BTreeMap::new();
+        let mut done = AppendedLine::default();
+        let mut count = 0;
+        for line in input.split(b'\n') {
+            let line =
+                line.map_err(|error| Failure::new(format!("cannot read a line: {error}")))?;
+            let (key, value) = self.split(line)?;
+            let sequence = Sequence(next);
+            let identity = Identity {
+                source: writer.source().id(),
+                epoch: writer.epoch(),
+                sequence,
+            };
+            let partition = match self.partition {
+                Some(partition) => Partition(partition),
+                None => topic.route(&identity, key.as_deref()),
+            };
+            next += 1;
+            done.lines += 1;
+            waiting.entry(partition).or_default().push(Line {
+                sequence: if self.source.is_some() {
+                    sequence
+                } else {
+                    Sequence::NONE
+                },
+                key,
+                value,
+            });
+            count += 1;
+            if count == self.batch {
+                count = 0;
+                self.flush(&mut writer, &topic, &mut waiting, &mut done)?;
+            }
+        }
+        self.flush(&mut writer, &topic, &mut waiting, &mut done)?;
+        log.close().map_err(Failure::new)?;
+        if out.is_json() {
+            out.object(&done)?;
+        } else {
+            out.line(format_args!(
+                "{} lines: {} stored, {} were there already",
+                done.lines, done.stored, done.duplicate
+            ))?;
+        }
+        Ok(Answer::Fine)
+    }
+
+    /// The writer, and the number of the next record.
+    fn writer(&self, log: &Log) -> Result<(Writer, u64), Failure> {
+        let Some(source) = &self.source else {
+            // Lines without identity take nobody's numbers; what they are appended under stands in no record.
+            let source = "teeline.append".parse().map_err(Failure::new)?;
+            let writer = log.writer(&source, Epoch(1), Succession::Abandon);
+            return Ok((writer.map_err(Failure::new)?, 1));
+        };
+        let point = log.resume(source).map_err(Failure::new)?;
+        let recorded = point.progress.map(|progress| progress.epoch.0);
+        let stored = point.partitions.iter().map(|last| last.epoch.0).max();
+        let epoch = Epoch(self.epoch.or(recorded.max(stored)).unwrap_or(1));
+        let writer = log
+            .writer(source, epoch, Succession::AfterDrain)
+            .map_err(Failure::new)?;
+        let of_epoch = point.partitions.iter().filter(|last| last.epoch == epoch);
+        let last = of_epoch.map(|last| last.sequence.0).max().unwrap_or(0);
+        Ok((writer, self.from.unwrap_or(last + 1)))
+    }
+
+    fn split(&self, line: Vec<u8>) -> Result<(Option<Vec<u8>>, Vec<u8>), Failure> {
+        let Some(separator) = &self.key_separator else {
+            return Ok((self.key.as_ref().map(|key| key.clone().into_bytes()), line));
+        };
+        let at = line
+            .windows(separator.len().max(1))
+            .position(|part| part == separator.as_bytes());
+        let at = at.ok_or_else(|| {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            Failure::new(format!("no `{separator}` in the line `{line}`"))
+        })?;
+        let (key, rest) = line.split_at(at);
+        let value = rest.get(separator.len()..).unwrap_or_default();
+        Ok((Some(key.to_vec()), value.to_vec()))
+    }
+
+    fn flush(
+        &self,
+        writer: &mut Writer,
+        topic: &Topic,
+        waiting: &mut BTreeMap<Partition, Vec<Line>>,
+        done: &mut AppendedLine,
+    ) -> Result<(), Failure> {
+        for (partition, lines) in std::mem::take(waiting) {
+            let batch: Vec<_> = lines
+                .iter()
+                .map(|line| {
+                    NewRecord::data(line.sequence, self.kind, line.key.as_deref(), &line.value)
+                })
+                .collect();
+            let answer = writer
+                .append(topic, partition, &batch)
+                .map_err(Failure::new)?;
+            for (line, one) in lines.iter().zip(&answer.answers) {
+                match one {
+                    AppendAnswer::Stored { .. } => done.stored += 1,
+                    AppendAnswer::Duplicate { .. } => done.duplicate += 1,
+                    other => {
+                        let number = line.sequence;
+                        return Err(Failure::new(format!(
+                            "number {number} was refused: {other:?}; nothing of its batch was stored"
+                        )));
+                    }
+                }
+            }
+            done.durable.insert(partition.0, answer.durable.0);
+        }
+        Ok(())
+    }
+}
+
+/// What retention goes by.
+#[derive(Debug, Args)]
+pub(crate) struct RetainArgs {
+    /// The log's directory.
+    root: PathBuf,
+    /// Only this topic; otherwise every topic that has a policy.
+    topic: Option<Name>,
+    #[command(flatten)]
+    retention: RetentionArgs,
+    /// Say what would be dropped, and drop nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct RetainedLine {
+    topic: String,
+    partition: u32,
+    dry_run: bool,
+    start_before: u64,
+    start: u64,
+    segments: u64,
+    bytes: u64,
+    sealed: bool,
+    passed: Option<u64>,
+    clock_jumps: u64,
+}
+
+/// The topics that a verb is about.
+fn topics(log: &Log, name: Option<&Name>) -> Result<Vec<Topic>, Failure> {
+    match name {
+        Some(name) => Ok(vec![topic(log, name)?]),
+        None => log.topics().map_err(Failure::new),
+    }
+}
+
+impl RetainArgs {
+    pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
+        let log = open(&self.root)?;
+        let given = self.retention.retention();
+        if !given.keeps_all() && self.topic.is_none() {
+            return Err(Failure::new("a policy is given for no topic: name one"));
+        }
+        let mut rows = Vec::new();
+        for topic in topics(&log, self.topic.as_ref())? {
+            let config = topic.config();
+            let policy = if given.keeps_all() {
+                &config.retention
+            } else {
+                &given
+            };
+            let passed = log.passed(topic.name()).map_err(Failure::new)?;
+            for partition in topic.partitions() {
+                let done = topic
+                    .retain(partition, policy, &passed, self.dry_run)
+                    .map_err(Failure::new)?;
+                let line = RetainedLine {
+                    topic: topic.name().to_string(),
+                    partition: partition.0,
+                    dry_run: self.dry_run,
+                    start_before: done.before.0,
+                    start: done.start.0,
+                    segments: done.segments,
+                    bytes: done.bytes,
+                    sealed: done.sealed,
+                    passed: done.passed.map(|passed| passed.0),
+                    clock_jumps: done.jumps,
+                };
+                if out.is_json() {
+                    out.object(&line)?;
+                } else {
+                    rows.push(vec![
+                        line.topic,
+                        line.partition.to_string(),
+                        line.start_before.to_string(),
+                        line.start.to_string(),
+                        line.segments.to_string(),
+                        line.bytes.to_string(),
+                    ]);
+                }
+            }
+        }
+        if !out.is_json() {
+            let heads = [
+                "topic",
+                "partition",
+                "start before",
+                "start",
+                if self.dry_run {
+                    "would drop"
+                } else {
+                    "dropped"
+                },
+                "bytes",
+            ];
+            out.table(&heads, &rows)?;
+        }
+        Ok(Answer::Fine)
+    }
+}
+
+/// What compaction goes by.
+#[derive(Debug, Args)]
+pub(crate) struct CompactArgs {
+    /// The log's directory.
+    root: PathBuf,
+    /// Only this topic, whatever its policy says; otherwise every topic whose policy is compaction.
+    topic: Option<Name>,
+    /// Say what would be dropped, and drop nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct CompactedLine {
+    topic: String,
+    partition: u32,
+    dry_run: bool,
+    segments: u64,
+    records: u64,
+    superseded: u64,
+    tombstones: u64,
+    bytes_before: u64,
+    bytes_after: u64,
+}
+
+impl CompactArgs {
+    pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
+        let log = open(&self.root)?;
+        let mut rows = Vec::new();
+        for topic in topics(&log, self.topic.as_ref())? {
+            let config = topic.config();
+            let compaction = match (&config.compaction, &self.topic) {
+                (Some(compaction), _) => compaction.clone(),
+                (None, Some(_)) => {
+                    return Err(Failure::new(format!(
+                        "topic {} keeps every record: compaction is not its policy",
+                        topic.name()
+                    )));
+                }
+                (None, None) => continue,
+            };
+            let passed = log.passed(topic.name()).map_err(Failure::new)?;
+            for partition in topic.partitions() {
+                let done = topic
+                    .compact(partition, &compaction, &passed, 0, self.dry_run)
+                    .map_err(Failure::new)?;
+                let line = CompactedLine {
+                    topic: topic.name().to_string(),
+                    partition: partition.0,
+                    dry_run: self.dry_run,
+                    segments: done.segments,
+                    records: done.records,
+                    superseded: done.superseded,
+                    tombstones: done.tombstones,
+                    bytes_before: done.bytes_before,
+                    bytes_after: done.bytes_after,
+                };
+                if out.is_json() {
+                    out.object(&line)?;
+                } else {
+                    rows.push(vec![
+                        line.topic,
+                        line.partition.to_string(),
+                        line.segments.to_string(),
+                        line.records.to_string(),
+                        (line.superseded + line.tombstones).to_string(),
+                        line.bytes_before.to_string(),
+                        line.bytes_after.to_string(),
+                    ]);
+                }
+            }
+        }
+        if !out.is_json() {
+            let heads = [
+                "topic",
+                "partition",
+                "segments",
+                "records",
+                if self.dry_run {
+                    "would drop"
+                } else {
+                    "dropped"
+                },
+                "bytes before",
+                "bytes after",
+            ];
+            out.table(&heads, &rows)?;
+        }
+        Ok(Answer::Fine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{duration, size};
+
+    #[test]
+    fn durations_and_sizes_are_read_as_people_write_them() {
+        assert_eq!(duration("36h"), Ok(Duration::from_secs(36 * 3600)));
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        for text in ["", "h", "0s", "3", "3w", "99999999999999999999d"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert_eq!(size("4096"), Ok(4096));
+        assert_eq!(size("64M"), Ok(64 << 20));
+        for text in ["", "M", "1X", "99999999999T"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! `teeline log dump`: the batches of a partition as they lie in the files, damage included.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use teeline_core::Name;
+use teeline_log::format::batch;
+
+use crate::output::{Answer, Failure, Output};
+
+/// What is dumped.
+#[derive(Debug, Args)]
+pub(crate) struct DumpArgs {
+    /// The log's directory.
+    root: PathBuf,
+    /// The topic.
+    topic: Name,
+    /// The partition.
+    partition: u32,
+    /// Only the segment that begins at this offset.
+    #[arg(long)]
+    segment: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct BatchLine {
+    segment: String,
+    file_pos: u64,
+    length: u64,
+    base_offset: Option<u64>,
+    count: Option<u32>,
+    span: Option<u32>,
+    rewritten: Option<bool>,
+    term: Option<u64>,
+    durable: Option<u64>,
+    time_max_ns: Option<u64>,
+    checksum: Option<String>,
+    previous: Option<String>,
+    /// What is wrong with these bytes.
+    flaw: Option<String>,
+}
+
+impl DumpArgs {
+    pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
+        let dir = self
+            .root
+            .join(self.topic.as_str())
+            .join(self.partition.to_string());
+        let cannot = |path: &std::path::Path, error: std::io::Error| {
+            Failure::new(format!("{}: {error}", path.display()))
+        };
+        let entries = std::fs::read_dir(&dir).map_err(|error| cannot(&dir, error))?;
+        let mut names: Vec<String> = entries
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .filter(|name| {
+                let base = name
+                    .strip_suffix(".log")
+                    .filter(|digits| digits.len() == 20);
+                let base = base.and_then(|digits| digits.parse::<u64>().ok());
+                base.is_some_and(|base| self.segment.is_none_or(|wanted| wanted == base))
+            })
+            .collect();
+        names.sort();
+        if names.is_empty() {
+            return Err(Failure::new(format!("{}: no such segment", dir.display())));
+        }
+        let mut answer = Answer::Fine;
+        for name in names {
+            let path = dir.join(&name);
+            let bytes = std::fs::read(&path).map_err(|error| cannot(&path, error))?;
+            let mut at = 0;
+            while let Some(rest) = bytes.get(at..)
+                && !rest.is_empty()
+            {
+                let (line, length) = match batch::verify(rest) {
+                    Ok(header) => (batch_line(&name, at, &header), header.length as usize),
+                    Err(flaw) => {
+                        let end = next_batch(rest);
+                        let skipped = rest.get(..end).unwrap_or_default();
+                        if skipped.iter().all(|&byte| byte == 0) {
+                            at += end;
+                            continue;
+                        }
+                        answer = Answer::No;
+                        (flaw_line(&name, at, end, &flaw.to_string()), end)
+                    }
+                };
+                print(&line, out)?;
+                at += length;
+            }
+        }
+        Ok(answer)
+    }
+}
+
+/// Where in `bytes`, behind its first byte, a whole batch begins, or their end.
+fn next_batch(bytes: &[u8]) -> usize {
+    let magic = batch::MAGIC.to_le_bytes();
+    let found = (8..bytes.len()).step_by(8).find(|at| {
+        let rest = bytes.get(*at..).unwrap_or_default();
+        rest.starts_with(&magic) && batch::verify(rest).is_ok()
+    });
+    found.unwrap_or(bytes.len())
+}
+
+fn batch_line(segment: &str, at: usize, header: &batch::Header) -> BatchLine {
+    BatchLine {
+        segment: segment.to_owned(),
+        file_pos: at as u64,
+        length: header.length.into(),
+        base_offset: Some(header.base.0),
+        count: Some(header.count),
+        span: Some(header.span),
+        rewritten: Some(header.is_rewritten()),
+        term: Some(header.term),
+        durable: Some(header.durable.0),
+        time_max_ns: Some(header.time_max_ns),
+        checksum: Some(format!("{:08x}", header.checksum)),
+        previous: Some(format!("{:08x}", header.previous)),
+        flaw: None,
+    }
+}
+
+fn flaw_line(segment: &str, at: usize, length: usize, flaw: &str) -> BatchLine {
+    BatchLine {
+        segment: segment.to_owned(),
+        file_pos: at as u64,
+        length: length as u64,
+        base_offset: None,
+        count: None,
+        span: None,
+        rewritten: None,
+        term: None,
+        durable: None,
+        time_max_ns: None,
+        checksum: None,
+        previous: None,
+        flaw: Some(flaw.to_owned()),
+    }
+}
+
+fn print(line: &BatchLine, out: &mut Output) -> Result<(), Failure> {
+    if out.is_json() {
+        return out.object(line);
+    }
+    let place = format!("{}@{}", line.segment, line.file_pos);
+    match (&line.flaw, line.base_offset, line.span) {
+        (None, Some(base), Some(span)) => out.line(format_args!(
+            "{place:<36}  {} bytes  offsets {base}..{}  {} records{}  term {}  durable {}  {} after {}",
+            line.length,
+            base + u64::from(span),
+            line.count.unwrap_or(0),
+            if line.rewritten == Some(true) { ", rewritten" } else { "" },
+            line.term.unwrap_or(0),
+            line.durable.unwrap_or(0),
+            line.checksum.as_deref().unwrap_or_default(),
+            line.previous.as_deref().unwrap_or_default(),
+        )),
+        (flaw, ..) => out.line(format_args!(
+            "{place:<36}  {} bytes that are no batch: {}",
+            line.length,
+            flaw.as_deref().unwrap_or_default()
+        )),
+    }
+}

@@ -1,0 +1,297 @@
+//! The verbs of `teeline log` that change a log, and a reader in another language, written from the format's document.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod run;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use run::teeline;
+use serde_json::Value;
+use tempfile::TempDir;
+
+struct Place {
+    base: TempDir,
+}
+
+impl Place {
+    /// A log with a topic, made by the command.
+    fn new(options: &[&str]) -> Self {
+        let place = Self {
+            base: tempfile::tempdir().unwrap(),
+        };
+        let args = ["log", "create", "--any-filesystem", "--json"];
+        let args = args.into_iter().chain(options.iter().copied());
+        let made = teeline(args).arg(place.root()).arg("fills").run().fine();
+        assert_eq!(made.objects()[0]["topic"], "fills");
+        place
+    }
+
+    fn root(&self) -> PathBuf {
+        self.base.path().join("log")
+    }
+
+    /// Appends lines and returns what the command says.
+    fn append(&self, options: &[&str], lines: &str) -> Value {
+        let file = self.base.path().join("lines");
+        fs::write(&file, lines).unwrap();
+        let args = ["log", "append", "--json"];
+        let args = args.into_iter().chain(options.iter().copied());
+        let ran = teeline(args)
+            .arg(self.root())
+            .arg("fills")
+            .arg(&file)
+            .run()
+            .fine();
+        ran.objects().remove(0)
+    }
+
+    fn verb(&self, args: &[&str]) -> run::Teeline {
+        let (verb, rest) = args.split_first().unwrap();
+        let mut command = teeline(["log", verb, "--json"]).arg(self.root());
+        for arg in rest {
+            command = command.arg(arg);
+        }
+        command
+    }
+}
+
+fn lines(range: std::ops::Range<u32>) -> String {
+    range
+        .map(|n| format!("acct-{}={n} and some more bytes of value\n", n % 7))
+        .collect()
+}
+
+#[test]
+fn lines_of_a_source_are_stored_once_however_often_they_are_appended() {
+    let place = Place::new(&["--partitions", "2"]);
+    let by = [
+        "--source",
+        "gw1.fills",
+        "--key-separator",
+        "=",
+        "--type",
+        "7",
+    ];
+    let first = place.append(&by, &lines(0..250));
+    assert_eq!(
+        (&first["stored"], &first["duplicate"]),
+        (&250.into(), &0.into())
+    );
+    let from: Vec<&str> = by.iter().copied().chain(["--from", "1"]).collect();
+    let again = place.append(&from, &lines(0..260));
+    assert_eq!(
+        (&again["stored"], &again["duplicate"]),
+        (&10.into(), &250.into())
+    );
+    let more = place.append(&by, &lines(260..265));
+    assert_eq!(more["stored"], 5);
+    let read = place.verb(&["read", "fills"]).run().fine().objects();
+    assert_eq!(read.len(), 265);
+    assert!(read.iter().all(|record| record["type"] == 7));
+    let tail = place.verb(&["tail", "fills", "-n", "2"]).run().fine();
+    let tail: Vec<_> = tail.objects();
+    assert_eq!(tail.len(), 4, "two of each partition");
+
+    let anonymous = place.append(&["--key", "k"], "one\ntwo\n");
+    assert_eq!(anonymous["stored"], 2);
+    assert_eq!(place.append(&["--key", "k"], "one\ntwo\n")["stored"], 2);
+    let no_separator = teeline(["log", "append", "--key-separator", "="])
+        .arg(place.root())
+        .arg("fills")
+        .arg(place.base.path().join("lines"))
+        .run()
+        .refused();
+    assert!(
+        no_separator.contains("no `=` in the line `one`"),
+        "{no_separator}"
+    );
+}
+
+#[test]
+fn retain_says_first_and_drops_then() {
+    let place = Place::new(&["--segment-bytes", "4096", "--durability", "leave-to-os"]);
+    place.append(&["--batch", "10"], &lines(0..400));
+    let policy = ["retain", "fills", "--keep-bytes", "16K"];
+    let dry: Vec<&str> = policy.iter().copied().chain(["--dry-run"]).collect();
+    let would = place.verb(&dry).run().fine().objects().remove(0);
+    let topics = place.verb(&["topics"]).run().fine().objects();
+    assert_eq!(topics[0]["records"], 400);
+    let mut done = place.verb(&policy).run().fine().objects().remove(0);
+    done["dry_run"] = true.into();
+    assert_eq!(done, would);
+    assert!(done["segments"].as_u64() > Some(5), "{done}");
+    let first = place.verb(&["read", "fills", "-n", "1"]).run().fine();
+    assert_eq!(first.objects()[0]["offset"], done["start"]);
+    let gone = place
+        .verb(&["read", "fills", "--from", "3"])
+        .run()
+        .refused();
+    assert!(gone.contains("start moved from 3 to"), "{gone}");
+    let unnamed = place
+        .verb(&["retain", "--keep-bytes", "16K"])
+        .run()
+        .refused();
+    assert!(unnamed.contains("name one"), "{unnamed}");
+}
+
+#[test]
+fn compact_keeps_the_latest_record_of_each_key() {
+    let place = Place::new(&["--segment-bytes", "4096", "--compact"]);
+    place.append(&["--key-separator", "=", "--batch", "10"], &lines(0..300));
+    let would = place
+        .verb(&["compact", "--dry-run"])
+        .run()
+        .fine()
+        .objects()
+        .remove(0);
+    let mut done = place.verb(&["compact"]).run().fine().objects().remove(0);
+    done["dry_run"] = true.into();
+    assert_eq!(done, would);
+    assert!(done["superseded"].as_u64() > Some(200), "{done}");
+    let read = place.verb(&["read", "fills"]).run().fine().objects();
+    let last = read.last().unwrap();
+    assert_eq!(last["offset"], 299);
+    assert!(read.len() < 100, "{}", read.len());
+    let verified = place.verb(&["verify"]).run().fine().objects();
+    assert_eq!(verified[0]["damages"], 0);
+    let plain = Place::new(&[]);
+    let refused = plain.verb(&["compact", "fills"]).run().refused();
+    assert!(refused.contains("keeps every record"), "{refused}");
+}
+
+fn segment(place: &Place) -> PathBuf {
+    place.root().join("fills/0/00000000000000000000.log")
+}
+
+#[test]
+fn dump_shows_batches_and_what_is_none() {
+    let place = Place::new(&[]);
+    place.append(&["--batch", "5"], &lines(0..15));
+    let batches = place.verb(&["dump", "fills", "0"]).run().fine().objects();
+    let bases: Vec<_> = batches
+        .iter()
+        .map(|batch| batch["base_offset"].as_u64())
+        .collect();
+    assert_eq!(bases, [Some(0), Some(5), Some(10)]);
+    assert_eq!(batches[1]["previous"], batches[0]["checksum"]);
+    let mut bytes = fs::read(segment(&place)).unwrap();
+    bytes[100] ^= 1;
+    fs::write(segment(&place), bytes).unwrap();
+    let damaged = place.verb(&["dump", "fills", "0"]).run();
+    assert_eq!(damaged.status, 1);
+    let objects = damaged.objects();
+    assert!(
+        objects[0]["flaw"].as_str().unwrap().contains("checksum"),
+        "{objects:?}"
+    );
+    assert_eq!(objects[1]["base_offset"], 5);
+}
+
+#[test]
+fn groups_that_committed_are_listed_with_their_lag() {
+    let place = Place::new(&[]);
+    place.append(&[], &lines(0..15));
+    let log = teeline_log::Log::open(
+        place.root(),
+        &teeline_log::LogOptions {
+            any_filesystem: true,
+            ..teeline_log::LogOptions::default()
+        },
+    )
+    .unwrap();
+    let (group, topic) = ("positions".parse().unwrap(), "fills".parse().unwrap());
+    let groups = log.groups().unwrap();
+    let zero = teeline_core::Partition(0);
+    let generation = groups.claim_generation(&group, &topic, zero).unwrap();
+    groups
+        .commit(&group, &topic, zero, teeline_core::Offset(4), generation)
+        .unwrap();
+    let listed = place.verb(&["groups"]).run().fine().objects().remove(0);
+    assert_eq!(listed["group"], "positions");
+    assert_eq!(
+        (&listed["generation"], &listed["lag_records"]),
+        (&1.into(), &11.into())
+    );
+}
+
+/// docs/formats/log.md is enough to read a log: `tools/read-log`, which was written from it, sees what teeline sees.
+#[test]
+fn a_reader_in_another_language_reads_the_same() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        eprintln!("skipped: python3 (not installed)");
+        return;
+    }
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/read-log");
+    let run = |place: &Place| {
+        Command::new("python3")
+            .arg(&tool)
+            .arg(place.root())
+            .arg("fills")
+            .output()
+            .unwrap()
+    };
+    let retained = Place::new(&["--partitions", "2", "--segment-bytes", "4096"]);
+    retained.append(
+        &[
+            "--source",
+            "gw1.fills",
+            "--key-separator",
+            "=",
+            "--batch",
+            "9",
+        ],
+        &lines(0..300),
+    );
+    retained.append(&["--key", "\u{e4}"], "no identity\n\n");
+    retained
+        .verb(&["retain", "fills", "--keep-bytes", "12K"])
+        .run()
+        .fine();
+    let compacted = Place::new(&["--segment-bytes", "4096", "--compact"]);
+    compacted.append(&["--key-separator", "=", "--batch", "10"], &lines(0..300));
+    compacted.verb(&["compact"]).run().fine();
+    for place in [&retained, &compacted] {
+        let theirs = run(place);
+        let text = String::from_utf8(theirs.stdout).unwrap();
+        assert!(
+            theirs.status.success(),
+            "{text} {}",
+            String::from_utf8_lossy(&theirs.stderr)
+        );
+        let theirs: Vec<Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let ours = place.verb(&["read", "fills"]).run().fine().objects();
+        assert_eq!(theirs.len(), ours.len());
+        for (theirs, ours) in theirs.iter().zip(&ours) {
+            for (name, value) in theirs.as_object().unwrap() {
+                if name != "tombstone" {
+                    assert_eq!(Some(value), ours.get(name), "{name} of {ours}");
+                }
+            }
+        }
+    }
+    // And it notices what is not as it should be.
+    let partition = retained.root().join("fills/0");
+    let mut segments: Vec<_> = fs::read_dir(&partition)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "log"))
+        .collect();
+    segments.sort();
+    let mut bytes = fs::read(&segments[0]).unwrap();
+    bytes[200] ^= 4;
+    fs::write(&segments[0], bytes).unwrap();
+    let theirs = run(&retained);
+    let told = String::from_utf8_lossy(&theirs.stderr).into_owned();
+    assert!(
+        !theirs.status.success() && told.contains("checksum"),
+        "{told}"
+    );
+}
