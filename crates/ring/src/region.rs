@@ -449,7 +449,7 @@ impl Region {
         let number = self.find(name)?;
         let slot = self.take_slot(number, name, wait)?;
         match self.member(number, &slot.page)? {
-            Some((member, Standing::Counted)) if member == *name => self.read(slot),
+            Some((member, Standing::Counted)) if member == *name => self.read(slot, self.see()?),
             Some((member, _)) if member == *name => Err(AttachError::Evicted {
                 dir: self.dir.clone(),
                 name: name.to_string(),
@@ -465,10 +465,11 @@ impl Region {
         let slot = self.take_slot(number, name, wait)?;
         match self.member(number, &slot.page)? {
             Some((member, standing)) if member == *name => {
+                let sight = self.see()?;
                 if standing != Standing::Counted {
-                    self.ask(&slot.page, Wish::Return, wait)?;
+                    self.ask(&slot.page, &sight, Wish::Return, wait)?;
                 }
-                self.read(slot)
+                self.read(slot, sight)
             }
             _ => self.rejoin(name, wait),
         }
@@ -499,9 +500,10 @@ impl Region {
                 Err(AttachError::OwnerAlive { .. }) => continue,
                 Err(error) => return Err(error),
             };
+            let sight = self.see()?;
             membership::take_slot(&slot.page, name);
-            self.ask(&slot.page, Wish::Join(join), wait)?;
-            return self.read(slot);
+            self.ask(&slot.page, &sight, Wish::Join(join), wait)?;
+            return self.read(slot, sight);
         }
         Err(AttachError::NoSpareSlot {
             dir: self.dir.clone(),
@@ -514,13 +516,18 @@ impl Region {
     }
 
     /// Asks to be counted until the producer is not faster.
-    fn ask(&self, page: &Mapped, wish: Wish, wait: Duration) -> Result<(), AttachError> {
-        let (control, data) = (self.control(false)?, self.data()?);
+    fn ask(
+        &self,
+        page: &Mapped,
+        sight: &Sight,
+        wish: Wish,
+        wait: Duration,
+    ) -> Result<(), AttachError> {
         let joining = Joining {
             geometry: &self.descriptor.geometry,
             first_sequence: self.descriptor.first_sequence,
-            control: &control,
-            data: &data,
+            control: &sight.control,
+            data: &sight.data,
             page,
         };
         let begun_ns = SystemClock.monotonic_ns();
@@ -537,11 +544,26 @@ impl Region {
         Ok(())
     }
 
-    /// Reads on from where a slot's page says.
-    fn read(&self, slot: Slot) -> Result<Reading, AttachError> {
-        let doorbell = self.doorbell(true)?;
-        let control = self.control(false)?;
+    /// Maps what a consumer needs beside its slot: before it asks to be counted, since whoever is and cannot attach holds
+    /// the producer back for nothing.
+    fn see(&self) -> Result<Sight, AttachError> {
         let (data, memory) = self.data_with_memory(false)?;
+        Ok(Sight {
+            control: self.control(false)?,
+            doorbell: self.doorbell(true)?,
+            data,
+            memory,
+        })
+    }
+
+    /// Reads on from where a slot's page says.
+    fn read(&self, slot: Slot, sight: Sight) -> Result<Reading, AttachError> {
+        let Sight {
+            control,
+            doorbell,
+            data,
+            memory,
+        } = sight;
         let reader = Reader::take_over(self.descriptor.geometry, &control, data, slot.page)
             .map_err(|damage| self.damaged(damage))?;
         Ok(Reading {
@@ -552,6 +574,14 @@ impl Region {
             lock: slot.lock,
         })
     }
+}
+
+/// What a consumer needs beside its slot.
+struct Sight {
+    control: Mapped,
+    doorbell: Mapped,
+    data: Mapped,
+    memory: MemoryReport,
 }
 
 /// A slot whose lock is held: its page is the holder's to write.

@@ -2,8 +2,8 @@
 
 use teeline_os::SystemClock;
 use teeline_ring::{
-    AttachError, Consumer, CreateError, Grant, HugePages, MemoryWishes, ObserveOptions, Observer,
-    Producer, inspect,
+    AttachError, Consumer, CreateError, Grant, HugePages, Join, MemoryWishes, ObserveOptions,
+    Observer, Producer, inspect,
 };
 
 use crate::{Base, KIND, bridge, impatient, options, poll};
@@ -101,7 +101,12 @@ fn who_must_be_granted_what_is_not_does_not_attach_and_an_observer_does() {
         must: true,
         ..MemoryWishes::default()
     };
-    let (dir, _) = base.create(&options().memory(wishes));
+    let (dir, _) = base.create(&options().memory(wishes).spares(1));
+    let late = "late".parse().unwrap();
+    let refused = Consumer::join(&dir, &late, Join::Newest, &impatient()).unwrap_err();
+    assert!(matches!(refused, AttachError::Memory { .. }), "{refused}");
+    let stat = inspect::stat(&dir).unwrap();
+    assert_eq!(stat.free_slots, 1, "who cannot attach holds nobody back");
     let refused = Producer::attach(&dir, &impatient()).unwrap_err();
     assert!(
         matches!(
