@@ -34,6 +34,9 @@ pub(crate) trait Channel {
 pub(crate) trait Publisher {
     /// Sends one message; `false` when the channel is full.
     fn publish(&mut self, message: &Message) -> bool;
+
+    /// Sends as many at once as the channel can; `false`, and none is sent, when there is no room for all.
+    fn publish_batch(&mut self, messages: &[Message; BURST]) -> bool;
 }
 
 /// Receives.
@@ -69,7 +72,27 @@ pub(crate) fn burst(publisher: &mut impl Publisher, poller: &mut impl Poller) {
     assert_eq!(received, BURST);
 }
 
-/// Sends `messages` from one thread to another that receives as fast as it can, and asserts that each arrived, whole
+/// As [`burst`], published at once.
+///
+/// # Panics
+/// When one does not arrive.
+pub(crate) fn batch(publisher: &mut impl Publisher, poller: &mut impl Poller) {
+    let sent = [message(7); BURST];
+    assert!(publisher.publish_batch(hint::black_box(&sent)));
+    let received = poller.poll(BURST, |received| assert!(*received == sent[0]));
+    assert_eq!(received, BURST);
+}
+
+/// How a stream is sent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Sending {
+    /// Each message as it is made.
+    OneByOne,
+    /// [`BURST`] at a time.
+    InBatches,
+}
+
+/// Sends `messages`, a multiple of [`BURST`], from one thread to another that receives as fast as it can, and asserts that each arrived, whole
 /// and in order. On a machine with one core the threads take turns.
 ///
 /// # Panics
@@ -78,13 +101,26 @@ pub(crate) fn stream(
     publisher: &mut (impl Publisher + Send),
     poller: &mut (impl Poller + Send),
     messages: u64,
+    sending: Sending,
 ) {
+    assert!(messages.is_multiple_of(BURST as u64));
     thread::scope(|scope| {
         scope.spawn(|| {
-            for number in 0..messages {
-                let message = message(number);
-                while !publisher.publish(&message) {
-                    wait();
+            for first in (0..messages).step_by(BURST) {
+                let burst: [Message; BURST] = std::array::from_fn(|at| message(first + at as u64));
+                match sending {
+                    Sending::OneByOne => {
+                        for message in &burst {
+                            while !publisher.publish(message) {
+                                wait();
+                            }
+                        }
+                    }
+                    Sending::InBatches => {
+                        while !publisher.publish_batch(&burst) {
+                            wait();
+                        }
+                    }
                 }
             }
         });

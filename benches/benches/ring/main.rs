@@ -1,20 +1,26 @@
 //! A ring in shared memory, used within one process, beside queues that cannot leave it.
 //!
-//! Regimes: `turn` and `burst` run both sides on one thread, so no cache line moves; `stream` runs them on two. See
-//! `channel`.
+//! Regimes: `turn`, `burst` and `batch` run both sides on one thread, so no cache line moves; `stream` and `stream-batch` run
+//! them on two, and send one by one or in batches of 64. See `channel`. All of it within one process, as the peers can; two
+//! processes are `teeline bench`'s.
+//!
+//! iceoryx2 is not among the peers: its build generates bindings with libclang, which a machine that builds teeline need not
+//! have, and a dev-dependency cannot be left out.
 #![expect(
     clippy::unwrap_used,
     reason = "a benchmark stops at the first surprise"
 )]
 
 mod channel;
+mod peers;
 
 use std::{path::Path, sync::Arc};
 
-use channel::{BURST, Channel, Message, Poller, Publisher, burst, stream, turn};
+use channel::{BURST, Channel, Message, Poller, Publisher, Sending, batch, burst, stream, turn};
+
+use peers::{Crossbeam, Disruptor, Rtrb};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use crossbeam_queue::ArrayQueue;
 use teeline_os::{SystemClock, state::StateDir};
 use teeline_ring::{
     AttachOptions, Consumer, Frame, MessageType, Producer, PublishError, RingOptions,
@@ -24,8 +30,8 @@ use tempfile::TempDir;
 /// Messages that a channel holds.
 const CAPACITY: usize = 16_384;
 
-/// Messages of one `stream`.
-const STREAM: u64 = 100_000;
+/// Messages of one stream: whole bursts.
+const STREAM: u64 = 100_032;
 
 /// The ring of this crate, in `/dev/shm`.
 struct Ring;
@@ -80,6 +86,14 @@ impl Publisher for Side<Producer> {
             Err(error) => panic!("{error}"),
         }
     }
+
+    fn publish_batch(&mut self, messages: &[Message; BURST]) -> bool {
+        match self.side.publish_batch(MessageType(1), messages) {
+            Ok(_) => true,
+            Err(PublishError::Full { .. }) => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 impl Poller for Side<Consumer> {
@@ -95,73 +109,12 @@ impl Poller for Side<Consumer> {
     }
 }
 
-/// `rtrb`, a ring for two threads of one process.
-struct Rtrb;
-
-impl Channel for Rtrb {
-    type Publisher = rtrb::Producer<Message>;
-    type Poller = rtrb::Consumer<Message>;
-    const NAME: &'static str = "rtrb";
-
-    fn new(messages: usize) -> (Self::Publisher, Self::Poller) {
-        rtrb::RingBuffer::new(messages)
-    }
-}
-
-impl Publisher for rtrb::Producer<Message> {
-    fn publish(&mut self, message: &Message) -> bool {
-        self.push(*message).is_ok()
-    }
-}
-
-impl Poller for rtrb::Consumer<Message> {
-    fn poll(&mut self, limit: usize, mut handler: impl FnMut(&Message)) -> usize {
-        for received in 0..limit {
-            match self.pop() {
-                Ok(message) => handler(&message),
-                Err(rtrb::PopError::Empty) => return received,
-            }
-        }
-        limit
-    }
-}
-
-/// `crossbeam_queue::ArrayQueue`, a queue for many threads of one process.
-struct Crossbeam;
-
-impl Channel for Crossbeam {
-    type Publisher = Arc<ArrayQueue<Message>>;
-    type Poller = Arc<ArrayQueue<Message>>;
-    const NAME: &'static str = "crossbeam";
-
-    fn new(messages: usize) -> (Self::Publisher, Self::Poller) {
-        let queue = Arc::new(ArrayQueue::new(messages));
-        (Arc::clone(&queue), queue)
-    }
-}
-
-impl Publisher for Arc<ArrayQueue<Message>> {
-    fn publish(&mut self, message: &Message) -> bool {
-        self.push(*message).is_ok()
-    }
-}
-
-impl Poller for Arc<ArrayQueue<Message>> {
-    fn poll(&mut self, limit: usize, mut handler: impl FnMut(&Message)) -> usize {
-        for received in 0..limit {
-            match self.pop() {
-                Some(message) => handler(&message),
-                None => return received,
-            }
-        }
-        limit
-    }
-}
-
 fn regimes<C: Channel>(criterion: &mut Criterion) {
     let (mut publisher, mut poller) = C::new(CAPACITY);
     // What is measured below must arrive as it was sent; three times around.
-    stream(&mut publisher, &mut poller, 3 * CAPACITY as u64);
+    for sending in [Sending::OneByOne, Sending::InBatches] {
+        stream(&mut publisher, &mut poller, 3 * CAPACITY as u64, sending);
+    }
 
     let mut group = criterion.benchmark_group("ring/turn");
     group.throughput(Throughput::Elements(1));
@@ -177,13 +130,31 @@ fn regimes<C: Channel>(criterion: &mut Criterion) {
     });
     group.finish();
 
-    let mut group = criterion.benchmark_group("ring/stream");
-    group.throughput(Throughput::Elements(STREAM));
+    let mut group = criterion.benchmark_group("ring/batch");
+    group.throughput(Throughput::Elements(BURST as u64));
     group.bench_function(C::NAME, |bencher| {
-        bencher.iter(|| stream(&mut publisher, &mut poller, STREAM));
+        bencher.iter(|| batch(&mut publisher, &mut poller));
     });
     group.finish();
+
+    for (name, sending) in [
+        ("ring/stream", Sending::OneByOne),
+        ("ring/stream-batch", Sending::InBatches),
+    ] {
+        let mut group = criterion.benchmark_group(name);
+        group.throughput(Throughput::Elements(STREAM));
+        group.bench_function(C::NAME, |bencher| {
+            bencher.iter(|| stream(&mut publisher, &mut poller, STREAM, sending));
+        });
+        group.finish();
+    }
 }
 
-criterion_group!(ring, regimes::<Ring>, regimes::<Rtrb>, regimes::<Crossbeam>);
+criterion_group!(
+    ring,
+    regimes::<Ring>,
+    regimes::<Rtrb>,
+    regimes::<Crossbeam>,
+    regimes::<Disruptor>
+);
 criterion_main!(ring);
