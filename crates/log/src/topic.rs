@@ -271,7 +271,7 @@ impl Topic {
         Ok(self.to_read(partition)?.ends()?.0)
     }
 
-    /// End of what readers see: durable under [`Durability::SyncEachBatch`], written under the others.
+    /// End of what readers see: durable under [`Durability::SyncEachBatch`](crate::Durability::SyncEachBatch), written under the others.
     ///
     /// # Errors
     /// When the partition cannot be read.
