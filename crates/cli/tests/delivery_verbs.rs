@@ -310,7 +310,7 @@ fn fill(exec_id: u64) -> Fill {
         exec_id,
         account: format!("acct-{}", exec_id % 3),
         symbol: "AAPL".into(),
-        side: if exec_id % 4 == 0 {
+        side: if exec_id.is_multiple_of(4) {
             Side::Sell
         } else {
             Side::Buy
