@@ -234,6 +234,44 @@ impl Database {
         &self.file.path
     }
 
+    /// Puts a copy of the database at `path`, as of one moment, also while others write. `amend` is run in the copy before it
+    /// appears there, whole and durable, in place of what was there.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`]; what was there stays then.
+    pub fn copy_to(&self, path: &Path, amend: &str) -> Result<(), DatabaseError> {
+        let failed = |source| DatabaseError::Create {
+            path: path.to_owned(),
+            source,
+        };
+        let dir = directory_of(path);
+        let random = RandomState::new().build_hasher().finish();
+        let aside = dir.join(format!(".{random:016x}.tmp"));
+        let copy = || {
+            let text = aside.to_string_lossy();
+            self.connection.execute("VACUUM INTO ?1", [&*text])?;
+            let copy = Connection::open_with_flags(&aside, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+            copy.execute_batch(amend)?;
+            copy.close().map_err(|(_, error)| error)
+        };
+        let placed = copy()
+            .map_err(|source| self.file.error("copy", source))
+            .and_then(|()| {
+                let place = || {
+                    fs::File::open(&aside)?.sync_all()?;
+                    fs::rename(&aside, path)?;
+                    fs::File::open(dir)?.sync_all()
+                };
+                place().map_err(failed)
+            });
+        if placed.is_err() {
+            // The error at hand matters more than a file that cannot be removed after it.
+            drop(fs::remove_file(&aside));
+        }
+        placed
+    }
+
     /// Runs `body` in one read transaction: all that it reads is of one moment.
     ///
     /// # Errors
@@ -381,6 +419,13 @@ fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i32> {
     connection.pragma_query_value(None, name, |row| row.get(0))
 }
 
+/// The directory that a file is in.
+fn directory_of(path: &Path) -> &Path {
+    path.parent()
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
+}
+
 /// Makes the database in a directory beside `path` and links it there when it is complete. Another process that is
 /// faster wins; both made the same.
 fn create(path: &Path, schema: &Schema<'_>, mode: u32) -> Result<(), DatabaseError> {
@@ -388,10 +433,7 @@ fn create(path: &Path, schema: &Schema<'_>, mode: u32) -> Result<(), DatabaseErr
         path: path.to_owned(),
         source,
     };
-    let dir = path
-        .parent()
-        .filter(|dir| !dir.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let dir = directory_of(path);
     let random = RandomState::new().build_hasher().finish();
     let aside = dir.join(format!(".{random:016x}.tmp"));
     let file = aside.join("new.db");

@@ -243,6 +243,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         }
         if batch.is_empty() {
             let Some(refused) = refused else {
+                self.report(which, partition, true)?;
                 return Ok(0);
             };
             if self.recovery.is_none() || refused.is_control || self.is_to_stop(&refused.error) {
@@ -297,7 +298,9 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             }
             Mode::Atomic => {
                 let done = self.process_atomically(which, partition, batch, hook)?;
-                self.commit(which, partition)?;
+                self.stream(which).owned(partition).unreported += 1;
+                // Whoever stops at a message is to be seen in front of it.
+                self.report(which, partition, matches!(done, Done::Until(..)))?;
                 Ok(done)
             }
         }
@@ -475,6 +478,27 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             _ => &self.main,
         };
         stream.commit(partition, &self.groups, &self.group)
+    }
+
+    /// Tells the group how far a partition is: `now`, or when it is time.
+    fn report(
+        &mut self,
+        which: Which,
+        partition: Partition,
+        now: bool,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        let Self {
+            main,
+            recovery,
+            groups,
+            group,
+            ..
+        } = self;
+        let stream = match (which, recovery) {
+            (Which::Retry, Some(recovery)) => &mut recovery.stream,
+            _ => main,
+        };
+        stream.report(partition, now, groups, group)
     }
 
     /// Breaks the one-transaction rule of the atomic mode on purpose, to prove that an audit notices: commits the state

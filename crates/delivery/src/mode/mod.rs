@@ -11,6 +11,9 @@
 //! processed in a transaction of its own, so that its effect stands by itself, as that of a message sent elsewhere would.
 //! The last two have an effect exactly once because their promise is kept by the state's own database.
 //!
+//! In the atomic mode the group's offset is for lag and retention only: it is told every few batches, and whenever the
+//! consumer has caught up.
+//!
 //! A database and its group belong to one mode: the atomic mode goes by the offset in the database, the others by that of
 //! the group.
 

@@ -12,6 +12,10 @@ use crate::{
     store::{AtomicStore, Database, Ownership},
 };
 
+/// In the atomic mode, the group is told after so many batches, and whenever nothing is left to read: its database is
+/// synced at each commit, too, and with a commit of its own per batch it would cost as much as the state.
+const REPORT_EVERY: u32 = 16;
+
 /// A topic, and how far each partition of it is.
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -36,6 +40,8 @@ pub(super) struct Owned {
     pub(super) next: Offset,
     /// In the atomic mode, the hold on the database's own offset.
     pub(super) ownership: Option<Ownership>,
+    /// In the atomic mode, how many batches the group was not told of.
+    pub(super) unreported: u32,
 }
 
 /// A record that was read, and what is to be done about it.
@@ -130,6 +136,7 @@ impl Stream {
             generation,
             next,
             ownership,
+            unreported: 0,
         };
         self.owned.insert(partition, owned);
         if mode == Mode::Atomic {
@@ -149,6 +156,22 @@ impl Stream {
         let owned = &self.owned[&partition];
         let topic = self.topic().name();
         groups.commit(group, topic, partition, owned.next, owned.generation)?;
+        Ok(())
+    }
+
+    /// Tells the group how far the partition is, for lag and retention, once that has been owed for long enough, or `now`.
+    pub(super) fn report<E>(
+        &mut self,
+        partition: Partition,
+        now: bool,
+        groups: &Groups,
+        group: &Name,
+    ) -> Result<(), DeliveryError<E>> {
+        let owed = self.owned[&partition].unreported;
+        if owed >= REPORT_EVERY || (now && owed > 0) {
+            self.commit(partition, groups, group)?;
+            self.owned(partition).unreported = 0;
+        }
         Ok(())
     }
 

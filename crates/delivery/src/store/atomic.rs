@@ -161,6 +161,10 @@ impl<D: Database> AtomicStore<D> {
         }
     }
 
+    pub(super) fn database(&self) -> &D {
+        &self.database
+    }
+
     /// Which database it is, for errors.
     #[must_use]
     pub fn name(&self) -> String {

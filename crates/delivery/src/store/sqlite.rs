@@ -35,6 +35,17 @@ impl AtomicStore<Sqlite> {
         Self::of(database, log)
     }
 
+    /// Puts a copy of the state at `path`, with the offsets that it covers: a snapshot, as of one moment. Whoever opens the
+    /// copy, under this group's name or another one, goes on from there without a hole; it belongs to no owner yet.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`].
+    pub fn snapshot(&self, path: &Path) -> Result<(), DatabaseError> {
+        self.database()
+            .copy_to(path, "UPDATE progress SET generation = 0")
+    }
+
     /// Makes a database in memory alone, which ends with this value: for experiments in which a crash is simulated.
     ///
     /// # Errors

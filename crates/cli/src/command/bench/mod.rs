@@ -28,6 +28,7 @@
 //! fast as such a loop can be. A limit that is slow makes us look good, and nobody fast.
 
 mod crew;
+mod delivery;
 mod fanout;
 mod feed;
 mod log;
@@ -65,6 +66,8 @@ pub(crate) enum BenchVerb {
     Feed(feed::FeedArgs),
     /// Appends, syncs, reads, wakes and opening of a log, beside what the file system charges for the same.
     Log(log::LogArgs),
+    /// Fills a second from the log into positions, beside bare SQLite transactions.
+    Delivery(delivery::DeliveryArgs),
 }
 
 impl BenchVerb {
@@ -77,6 +80,7 @@ impl BenchVerb {
             Self::Throughput(throughput) => throughput.run(out),
             Self::Feed(feed) => feed.run(out),
             Self::Log(log) => log.run(out),
+            Self::Delivery(delivery) => delivery.run(out),
         }
     }
 }
@@ -91,6 +95,7 @@ impl WorkerArgs {
             throughput::NAME => self.serve::<throughput::Work>(),
             feed::NAME => self.serve::<feed::Work>(),
             log::NAME => self.serve::<log::Work>(),
+            delivery::NAME => self.serve::<delivery::Work>(),
             other => Err(Failure::new(format_args!("there is no bench {other}"))),
         }
     }

@@ -1,6 +1,7 @@
 //! The consumer that dies: it adds fills up to positions, and counts for each fill how often it got there.
 
 use std::{
+    collections::BTreeMap,
     convert::Infallible,
     fmt,
     io::Write,
@@ -193,6 +194,31 @@ impl Lives {
                 }
             }
         }
+    }
+
+    /// Where the next life begins in each partition: where the group stands, or the state in the atomic mode, which tells the
+    /// group only now and then.
+    pub(super) fn next(
+        &mut self,
+        day: &Day,
+        mode: Mode,
+        group: &Name,
+    ) -> Result<BTreeMap<Partition, Offset>, Failure> {
+        let mut next: BTreeMap<_, _> = day
+            .partitions()
+            .map(|partition| Ok((partition, day.committed(group, partition)?)))
+            .collect::<Result<_, Failure>>()?;
+        if mode == Mode::Atomic {
+            let progress = match self {
+                Self::Simulated(None) => Vec::new(),
+                Self::Simulated(Some(store)) => store.progress().map_err(Failure::new)?,
+                Self::Processes { .. } => open(&day.dir, &day.log, group)
+                    .and_then(|mut store| store.progress())
+                    .map_err(Failure::new)?,
+            };
+            next.extend(progress.iter().map(|known| (known.partition, known.next)));
+        }
+        Ok(next)
     }
 
     /// The state that the lives so far have left.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fastrand::Rng;
 use rust_decimal::Decimal;
-use teeline_core::{Name, Offset, Partition};
+use teeline_core::Name;
 use teeline_delivery::{mode::Mode, positions::Side};
 
 use super::{
@@ -67,7 +67,7 @@ fn attempt_day(
     let mut planned: Vec<Step> = Vec::new();
     loop {
         may_go_on()?;
-        let ahead = batches_ahead(day, group)?;
+        let ahead = batches_ahead(day, mode, group, lives)?;
         let is_ahead = |step: &Step| {
             ahead
                 .iter()
@@ -93,14 +93,16 @@ fn attempt_day(
 }
 
 /// The batches that the consumer will process, or process again.
-fn batches_ahead(day: &Day, group: &Name) -> Result<Vec<Batch>, Failure> {
-    let committed: BTreeMap<Partition, Offset> = day
-        .partitions()
-        .map(|partition| Ok((partition, day.committed(group, partition)?)))
-        .collect::<Result<_, Failure>>()?;
+fn batches_ahead(
+    day: &Day,
+    mode: Mode,
+    group: &Name,
+    lives: &mut Lives,
+) -> Result<Vec<Batch>, Failure> {
+    let next = lives.next(day, mode, group)?;
     Ok(day
         .batches()
-        .filter(|batch| batch.start >= committed[&batch.partition])
+        .filter(|batch| batch.start >= next[&batch.partition])
         .collect())
 }
 
@@ -152,6 +154,8 @@ fn times(day: &Day, state: &State) -> Result<Vec<u64>, Failure> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+
+    use teeline_core::{Offset, Partition};
 
     use super::*;
     use crate::command::{crash_lab::Tally, demo::inputs::Input};
