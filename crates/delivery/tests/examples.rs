@@ -1,5 +1,9 @@
 //! The examples run, and say what the README shows.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::duplicate_mod,
+    reason = "tests; each example has its own day"
+)]
 
 #[path = "../examples/positions.rs"]
 mod positions;
