@@ -112,7 +112,13 @@ impl Appender {
             // short, the next one still knows of them.
             self.found_page(answered_end.max(found.end.offset))?;
         }
-        self.recover(&found, answered_end)
+        self.recover(&found, answered_end)?;
+        if stopped {
+            // The names of the snapshots may not be durable either: a power cut could bring back one that lies where
+            // compaction has been since.
+            self.refresh_snapshots(Offset(u64::MAX))?;
+        }
+        Ok(())
     }
 
     /// After a failed sync the page cache and the names in the directory are not to be believed: removes the segments

@@ -19,7 +19,7 @@ pub(super) const PARTITIONS_MAX: u32 = 1024;
 /// How a topic is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicConfig {
-    /// Number of partitions, at least 1. Grows by [`Log::grow_topic`](crate::Log::grow_topic) only.
+    /// Number of partitions, at least 1. Cannot be changed yet.
     pub partitions: u32,
     /// When records are synced.
     pub durability: Durability,
@@ -32,8 +32,6 @@ pub struct TopicConfig {
     pub roll_age: Option<Duration>,
     /// Whether [`Topic::compact`](crate::Topic::compact) keeps only the latest record of each key, and how.
     pub compaction: Option<Compaction>,
-    /// Whether sealed segments get an index by key, so that one entity is read without a scan.
-    pub key_index: bool,
 }
 
 impl Default for TopicConfig {
@@ -46,7 +44,6 @@ impl Default for TopicConfig {
             retention: Retention::default(),
             roll_age: None,
             compaction: None,
-            key_index: false,
         }
     }
 }
@@ -165,8 +162,6 @@ struct ConfigFile {
     sync_interval_ms: Option<Duration>,
     #[serde(default, with = "millis", skip_serializing_if = "Option::is_none")]
     roll_age_ms: Option<Duration>,
-    #[serde(default, skip_serializing_if = "is_false")]
-    key_index: bool,
     visibility: Visibility,
     #[serde(default, skip_serializing_if = "Retention::keeps_all")]
     retention: Retention,
@@ -174,11 +169,6 @@ struct ConfigFile {
     compaction: Option<Compaction>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     growth: Vec<GrowthTable>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
-fn is_false(flag: &bool) -> bool {
-    !flag
 }
 
 #[derive(Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -279,7 +269,6 @@ impl Description {
             durability,
             sync_interval_ms: interval,
             roll_age_ms: config.roll_age,
-            key_index: config.key_index,
             visibility: Visibility::Private,
             retention: config.retention.clone(),
             compaction: config.compaction.clone(),
@@ -311,7 +300,6 @@ impl Description {
             retention: file.retention,
             roll_age: file.roll_age_ms,
             compaction: file.compaction,
-            key_index: file.key_index,
         };
         config.check()?;
         let growths = file.growth.into_iter().map(GrowthTable::growth);
@@ -402,7 +390,6 @@ mod tests {
                 },
                 roll_age: Some(Duration::from_secs(3600)),
                 compaction: None,
-                key_index: true,
             },
             growths: vec![Growth {
                 before: 2,
