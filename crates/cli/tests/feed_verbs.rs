@@ -9,6 +9,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     process::{Child, Stdio},
+    thread,
 };
 
 use run::{Ran, teeline};
@@ -20,7 +21,9 @@ use teeline_feed::{
     driver::{Interface, LineOptions, UdpTransport},
     wire::{Downstream, Encoder},
 };
-use teeline_ring::{AttachOptions, Consumer, Frame};
+use teeline_ring::{
+    AttachError, AttachOptions, Consumer, Frame, Join, ObserveOptions, Observed, Observer,
+};
 use tempfile::TempDir;
 
 fn data(folder: &str) -> PathBuf {
@@ -296,6 +299,49 @@ fn messages() -> (Vec<Vec<u8>>, Vec<u8>) {
     (messages, file)
 }
 
+/// So many messages of a ring that somebody makes, as an observer of it sees them, as an ITCH file.
+fn observed(ring: &str, messages: usize) -> Vec<u8> {
+    // Not a promise: only an end, should the relay be dead.
+    let mut naps = 0..20_000;
+    let mut nap = || {
+        naps.next().expect("the relay works");
+        teeline_os::sleep(std::time::Duration::from_millis(1));
+    };
+    let options = ObserveOptions {
+        join: Join::Sequence(Sequence(1)),
+        ..ObserveOptions::default()
+    };
+    let mut observer = loop {
+        match Observer::attach(ring, &options) {
+            Ok(observer) => break observer,
+            Err(AttachError::NotFound { .. }) => nap(),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let mut file = ItchWriter::new(Vec::new());
+    let mut seen = 0;
+    while seen < messages {
+        let found = observer.poll(64, |observed| match observed {
+            Observed::Frame {
+                frame: Frame::Message(message),
+                ..
+            } => {
+                seen += 1;
+                file.write(message.payload).unwrap();
+            }
+            Observed::Frame {
+                frame: Frame::Epoch { .. },
+                ..
+            } => {}
+            other => panic!("{other:?}"),
+        });
+        if found.unwrap() == 0 {
+            nap();
+        }
+    }
+    file.into_inner()
+}
+
 #[test]
 fn a_feed_is_relayed_into_a_ring_stored_in_a_log_and_served_from_it() {
     let Some(line) = line(3, 1) else { return };
@@ -358,6 +404,13 @@ fn a_feed_is_relayed_into_a_ring_stored_in_a_log_and_served_from_it() {
         &from_publisher,
         "--until-end",
     ]);
+    // Observers read along while it is relayed.
+    let observed: Vec<Vec<u8>> = thread::scope(|scope| {
+        let observe = || observed(&path("ring"), messages.len());
+        let observers = [scope.spawn(observe), scope.spawn(observe)];
+        observers.map(|observer| observer.join().unwrap()).into()
+    });
+    assert!(observed.iter().all(|file| *file == input), "byte for byte");
     let relayed = end(relay).fine();
     assert_eq!(relayed.objects().last().unwrap()["messages"], 1_000);
     let stored = end(store).fine();
@@ -410,7 +463,7 @@ fn a_feed_is_relayed_into_a_ring_stored_in_a_log_and_served_from_it() {
         "--from",
         "beginning",
         "--deadline",
-        "10000",
+        "60000",
         "--out",
         &path("out.itch"),
     ]);

@@ -74,6 +74,13 @@ struct Ask {
     refused: u64,
 }
 
+impl Ask {
+    /// Whether anybody was asked for it.
+    const fn was_sent(&self) -> bool {
+        self.attempts > 0 || matches!(self.state, State::Asked { .. })
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Waiting { due_ns: u64 },
@@ -172,7 +179,7 @@ impl Rerequests {
     pub(crate) fn is_asked(&self, number: u64) -> bool {
         self.gaps
             .intersecting(number..number.saturating_add(1))
-            .any(|(_, ask)| ask.attempts > 0 || matches!(ask.state, State::Asked { .. }))
+            .any(|(_, ask)| ask.was_sent())
     }
 
     /// Learns how large packets are.
@@ -190,6 +197,14 @@ impl Rerequests {
         range: Range<u64>,
         packet_bytes: usize,
     ) {
+        if !self
+            .gaps
+            .intersecting(range.clone())
+            .any(|(_, ask)| ask.was_sent())
+        {
+            // Late, or of nobody's asking: no sign that whoever is asked answers.
+            return;
+        }
         self.preferred = server;
         self.answered_ns = Some(now_ns);
         self.silent = false;

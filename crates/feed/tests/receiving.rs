@@ -317,6 +317,26 @@ fn a_gap_that_nobody_fills_is_one_loss_at_the_deadline_and_the_data_continues() 
 
 /// HAZARDS MC-09
 #[test]
+fn a_server_that_sends_what_nobody_asked_for_is_as_good_as_silent() {
+    let mut subject = Subject::new(with_servers(1));
+    subject.line(0, 0, &packet(session(0), 1, 5));
+    subject.line(0, 0, &packet(session(0), 7, 9));
+    while let Some(due) = subject.receiver.deadline() {
+        subject.requests(due);
+        subject.answer(due, 0, &packet(session(0), 1, 5));
+    }
+    assert_eq!(subject.events[1..], ["1..5", "lost 6..6 Deadline", "7..9"]);
+    subject.line(2 * SECOND, 0, &packet(session(0), 11, 11));
+    while let Some(due) = subject.receiver.deadline() {
+        subject.requests(due);
+        subject.answer(due, 0, &packet(session(0), 1, 5));
+        assert!(due <= 2 * SECOND + 30 * MS, "{due}");
+    }
+    assert_eq!(subject.events[4..], ["lost 10..10 Deadline", "11..11"]);
+}
+
+/// HAZARDS MC-09
+#[test]
 fn what_every_server_has_thrown_away_is_lost_without_waiting() {
     let mut subject = Subject::new(with_servers(2));
     subject.line(0, 0, &packet(session(0), 1, 5));

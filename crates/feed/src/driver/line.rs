@@ -38,7 +38,8 @@ pub struct LineOptions {
     pub strict: bool,
     /// Let the system cut large sends into packets, and join packets that came in together, where it can. On by default.
     pub offload: bool,
-    /// Let the kernel say when packets came in. A buffer of several packets has one time.
+    /// Let the kernel say when packets came in. A buffer of several packets has one time, and one that was there before
+    /// the kernel began to look has the time at which it was taken.
     pub timestamps: bool,
     /// How long a receive that finds nothing asks the network card itself, in microseconds.
     pub busy_poll_us: Option<u32>,

@@ -19,15 +19,15 @@ use teeline_sync::atomic::{AtomicBool, Ordering};
 use super::{
     file,
     pace::{Pace, Schedule},
-    sockets::{LinesArgs, nap, retransmit_server},
+    sockets::{SendArgs, complain_of_buffers, nap, retransmit_server},
 };
 use crate::{
     command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output, complain},
 };
 
-/// Messages published before they are sent at the latest: fewer than the window holds.
-const BATCH_MESSAGES: usize = 1_024;
+/// Messages published before they are sent at the latest: a send of the largest kind, and fewer than the window holds.
+const BATCH_MESSAGES: usize = 2_048;
 
 #[derive(Debug, Args)]
 pub(crate) struct PublishArgs {
@@ -37,7 +37,7 @@ pub(crate) struct PublishArgs {
     #[arg(long)]
     source: SourceName,
     #[command(flatten)]
-    lines: LinesArgs,
+    lines: SendArgs,
     /// Answer re-requests that come to this address.
     #[arg(long, value_name = "ADDRESS:PORT")]
     requests: Option<SocketAddr>,
@@ -89,6 +89,7 @@ impl PublishArgs {
         let state = state.map_err(Failure::new)?;
         let transport = UdpTransport::sender(&self.lines.options(), self.requests);
         let transport = transport.map_err(Failure::new)?;
+        complain_of_buffers(&transport);
         let numbering = Numbering::begin(&state, &self.source, &SystemClock, None);
         let numbering = numbering.map_err(Failure::new)?;
         let packet_bytes_max = usize::from(self.packet_bytes);
@@ -213,7 +214,7 @@ pub(crate) struct ReplayArgs {
     /// The capture, a pcap file; may be gzipped.
     capture: PathBuf,
     #[command(flatten)]
-    lines: LinesArgs,
+    lines: SendArgs,
     /// Only packets that were sent to this group. Needed where a capture holds several: they would mix.
     #[arg(long, value_name = "GROUP:PORT")]
     only: Option<SocketAddr>,

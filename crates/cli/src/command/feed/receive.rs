@@ -12,11 +12,7 @@ use teeline_feed::{
 use teeline_os::SystemClock;
 use teeline_sync::atomic::Ordering;
 
-use super::{
-    event, file,
-    live::LiveLine,
-    sockets::{SubscribeArgs, nap},
-};
+use super::{event, file, live::LiveLine, sockets::SubscribeArgs};
 use crate::{
     command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output},
@@ -91,12 +87,17 @@ struct LineSummary {
     kernel_drops: u64,
     lag_ns_max: u64,
     buffer_bytes: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    buffer_asked_bytes: Option<usize>,
+    offload: bool,
+    timestamps: bool,
 }
 
 impl ReceiveArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let stop = stop_on_signals(&STOP)?;
         let sessions = self.session.map_or(Sessions::Follow, Sessions::Only);
+        let wait = self.feed.wait();
         let mut subscription = self.feed.subscribe(self.from.0, sessions)?;
         let mut file = match &self.out {
             Some(path) => Some((path, ItchWriter::new(file::create(path)?))),
@@ -129,7 +130,7 @@ impl ReceiveArgs {
             live.update(now_ns, subscription.receiver());
             if received == 0 {
                 let due_ns = subscription.deadline();
-                nap(subscription.transport(), due_ns)?;
+                wait.nap(subscription.transport(), due_ns)?;
             }
         }
         drop(live);
@@ -158,6 +159,9 @@ fn summary(
         kernel_drops: sockets[at].kernel_drops,
         lag_ns_max: line.lag_ns_max,
         buffer_bytes: sockets[at].buffer.granted,
+        buffer_asked_bytes: sockets[at].buffer.asked,
+        offload: sockets[at].offload,
+        timestamps: sockets[at].timestamps,
     };
     let stats = receiver.stats();
     let summary = SummaryLine {

@@ -15,7 +15,7 @@ use teeline_sync::atomic::Ordering;
 
 use super::{
     file,
-    sockets::{LinesArgs, nap},
+    sockets::{ListenArgs, complain_of_buffers, nap},
 };
 use crate::{
     command::signals::{STOP, stop_on_signals},
@@ -30,7 +30,7 @@ pub(crate) struct RecordArgs {
     /// The capture to write, a pcap file with nanoseconds.
     capture: PathBuf,
     #[command(flatten)]
-    lines: LinesArgs,
+    lines: ListenArgs,
     /// Stop after so many packets.
     #[arg(long, value_name = "COUNT")]
     packets: Option<u64>,
@@ -51,6 +51,7 @@ impl RecordArgs {
             (line.timestamps, line.offload) = (true, false);
         }
         let mut transport = UdpTransport::receiver(&lines, None).map_err(Failure::new)?;
+        complain_of_buffers(&transport);
         let unwritable = |error| file::unwritable(&self.capture, &error);
         let mut capture = PcapWriter::new(file::create(&self.capture)?, Resolution::Nanoseconds)
             .map_err(unwritable)?;

@@ -11,10 +11,7 @@ use teeline_os::{SystemClock, state::StateDir};
 use teeline_ring::{AttachOptions, MessageType, Producer, RingOptions};
 use teeline_sync::atomic::Ordering;
 
-use super::{
-    event,
-    sockets::{SubscribeArgs, nap},
-};
+use super::{event, sockets::SubscribeArgs};
 use crate::{
     command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output},
@@ -87,6 +84,7 @@ impl RelayArgs {
         } else {
             (Sessions::Growing, RelayEpochs::Own)
         };
+        let wait = self.feed.wait();
         let subscription = self.feed.subscribe(start, sessions)?;
         let kind = MessageType(self.kind);
         let mut relay = FeedToRing::new(subscription, producer, kind, epochs, point);
@@ -108,7 +106,7 @@ impl RelayArgs {
             }
             if received == 0 {
                 let due_ns = relay.subscription().deadline();
-                nap(relay.subscription().transport(), due_ns)?;
+                wait.nap(relay.subscription().transport(), due_ns)?;
             }
         }
         let stats = relay.stats();

@@ -68,6 +68,7 @@ impl StoreArgs {
         let topic = topic_of(&log, &topic)?;
         let start = FeedToLog::<UdpTransport>::start(&log, &source).map_err(Failure::new)?;
         let start = start.unwrap_or(Start::Beginning);
+        let wait = self.feed.wait();
         let subscription = self.feed.subscribe(start, Sessions::Growing)?;
         let mut recorder =
             FeedToLog::new(subscription, log, topic, source, self.kind).map_err(Failure::new)?;
@@ -81,7 +82,7 @@ impl StoreArgs {
             }
             if received == 0 {
                 let due_ns = recorder.subscription().deadline();
-                nap(recorder.subscription().transport(), due_ns)?;
+                wait.nap(recorder.subscription().transport(), due_ns)?;
             }
         }
         let progress = recorder.progress();

@@ -1,6 +1,10 @@
 //! Multicast lines on the command line, and waiting for what comes in on them.
 
-use std::{net::SocketAddr, str::FromStr, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+    time::Duration,
+};
 
 use clap::Args;
 use teeline_core::time::Clock;
@@ -11,7 +15,7 @@ use teeline_feed::{
 };
 use teeline_os::SystemClock;
 
-use crate::output::Failure;
+use crate::output::{Failure, complain};
 
 /// Longest sleep while nothing comes in: how soon a signal is noticed.
 const NAP: Duration = Duration::from_millis(50);
@@ -56,6 +60,91 @@ pub(super) struct LinesArgs {
     /// Refuse to start if the kernel gives a smaller buffer.
     #[arg(long, requires = "buffer")]
     strict: bool,
+    /// Send and receive packet by packet, also where the system could cut large sends and join what came in together.
+    #[arg(long)]
+    no_offload: bool,
+}
+
+/// What only those who send set up.
+#[derive(Debug, Args)]
+pub(super) struct SendArgs {
+    #[command(flatten)]
+    lines: LinesArgs,
+    /// How many routers a packet may pass.
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(0..=255))]
+    ttl: u32,
+    /// Differentiated services code point of the packets.
+    #[arg(long, value_name = "0..63", value_parser = clap::value_parser!(u8).range(0..=63))]
+    dscp: Option<u8>,
+    /// Receivers on this host get nothing, except on the loopback interface.
+    #[arg(long)]
+    no_loopback: bool,
+}
+
+impl SendArgs {
+    /// The lines as the sockets take them.
+    pub(super) fn options(&self) -> Vec<LineOptions> {
+        let mut lines = self.lines.options();
+        for line in &mut lines {
+            (line.ttl, line.dscp, line.loopback) = (self.ttl, self.dscp, !self.no_loopback);
+        }
+        lines
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.lines.len()
+    }
+}
+
+/// What only those who receive set up.
+#[derive(Debug, Args)]
+pub(super) struct ListenArgs {
+    #[command(flatten)]
+    lines: LinesArgs,
+    /// Only packets of this sender (source-specific multicast).
+    #[arg(long, value_name = "ADDRESS")]
+    sender: Option<IpAddr>,
+    /// Let the kernel say when packets come in: how far one line trails the other is measured by that.
+    #[arg(long)]
+    timestamps: bool,
+    /// A receive that finds nothing asks the network card itself for so long.
+    #[arg(long, value_name = "MICROSECONDS")]
+    busy_poll: Option<u32>,
+}
+
+impl ListenArgs {
+    /// The lines as the sockets take them.
+    pub(super) fn options(&self) -> Vec<LineOptions> {
+        let mut lines = self.lines.options();
+        for line in &mut lines {
+            line.source = self.sender;
+            line.timestamps = self.timestamps;
+            line.busy_poll_us = self.busy_poll;
+        }
+        lines
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.lines.len()
+    }
+
+    pub(super) fn is_ipv6(&self) -> bool {
+        self.lines.is_ipv6()
+    }
+}
+
+/// Prints which lines have a smaller buffer than was asked for, so that a burst may be dropped.
+pub(super) fn complain_of_buffers(transport: &UdpTransport) {
+    for (at, line) in transport.lines().enumerate() {
+        if let Some(asked) = line.buffer.asked
+            && line.buffer.granted < asked
+        {
+            complain(&format_args!(
+                "line {at}: the kernel gives a buffer of {} bytes where {asked} were asked for",
+                line.buffer.granted
+            ));
+        }
+    }
 }
 
 impl LinesArgs {
@@ -64,6 +153,7 @@ impl LinesArgs {
         let options = |line: &LineArg| LineOptions {
             buffer_bytes: self.buffer,
             strict: self.strict,
+            offload: !self.no_offload,
             ..LineOptions::new(line.group, line.interface.clone())
         };
         self.lines.iter().map(options).collect()
@@ -82,16 +172,24 @@ impl LinesArgs {
 #[derive(Debug, Args)]
 pub(super) struct SubscribeArgs {
     #[command(flatten)]
-    lines: LinesArgs,
+    lines: ListenArgs,
     /// A re-request server. Several are asked in turn.
     #[arg(long = "server", value_name = "ADDRESS:PORT")]
     servers: Vec<SocketAddr>,
     /// How long a gap may hold back what follows it, in milliseconds.
     #[arg(long, default_value_t = 1_000, value_name = "MS")]
     deadline: u64,
+    /// Never sleep: look for packets all the time, on a core of its own.
+    #[arg(long)]
+    spin: bool,
 }
 
 impl SubscribeArgs {
+    /// How to wait while nothing comes in.
+    pub(super) const fn wait(&self) -> Wait {
+        if self.spin { Wait::Spin } else { Wait::Sleep }
+    }
+
     /// Joins the lines.
     pub(super) fn subscribe(
         self,
@@ -101,6 +199,7 @@ impl SubscribeArgs {
         let requests = (!self.servers.is_empty()).then(|| any_address(self.lines.is_ipv6()));
         let transport = UdpTransport::receiver(&self.lines.options(), requests);
         let transport = transport.map_err(Failure::new)?;
+        complain_of_buffers(&transport);
         let receiver = Receiver::new(ReceiverOptions {
             lines: self.lines.len(),
             servers: self.servers.len(),
@@ -135,6 +234,29 @@ pub(super) fn retransmit_server(
         allowed,
         ..RetransmitOptions::default()
     }))
+}
+
+/// How somebody waits while nothing comes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Until the system says that something is there.
+    Sleep,
+    /// Not at all.
+    Spin,
+}
+
+impl Wait {
+    /// Waits until `due_ns`, or until something comes in, and not for long.
+    pub(super) fn nap(
+        self,
+        transport: &mut UdpTransport,
+        due_ns: Option<u64>,
+    ) -> Result<(), Failure> {
+        match self {
+            Self::Sleep => nap(transport, due_ns),
+            Self::Spin => Ok(()),
+        }
+    }
 }
 
 /// Waits until `due_ns`, or until something comes in, and not for long.
