@@ -312,7 +312,8 @@ impl Work {
     }
 }
 
-/// An end of two rings.
+/// An end of two rings. A message is released when the one that follows from it is published: not before, so that a process
+/// that dies in between sees it again, and so that it is not in the way of the answer.
 struct RingEnd<S> {
     to: Producer,
     from: Consumer,
@@ -327,6 +328,7 @@ impl<S: Size> Duplex for RingEnd<S> {
     fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
         let message = self.size.of(message).unwrap_or_default();
         self.to.publish(TYPE, message).map_err(Failure::new)?;
+        self.from.release_all();
         Ok(())
     }
 
@@ -334,12 +336,12 @@ impl<S: Size> Duplex for RingEnd<S> {
     fn receive(&mut self, received: &mut [u8]) -> Result<(), Failure> {
         let mut patience = Patience::default();
         loop {
-            let polled = self.from.poll(1, |frame| {
+            let peeked = self.from.peek(1, |frame| {
                 if let Some(message) = message(&frame) {
                     self.size.copy(message.payload, received);
                 }
             });
-            if polled.map_err(Failure::new)? > 0 {
+            if peeked.map_err(Failure::new)? > 0 {
                 return Ok(());
             }
             patience.pause()?;
