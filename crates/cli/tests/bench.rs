@@ -107,6 +107,10 @@ fn throughput_of_the_sizes_with_a_target_is_measured_beside_raw_streams() {
     for object in &objects {
         check(object, "throughput", &RATES);
         assert!(object["target"]["ratio_at_least"].is_number(), "{object}");
+        let is_small = object["params"]["size"].as_u64() < Some(1_024);
+        let batches = &object["rows"][0];
+        assert_eq!(batches["is"] == "ours, in batches of 32", is_small);
+        assert_eq!(batches["msgs_per_s"].as_f64() > Some(0.0), is_small);
     }
 }
 

@@ -27,7 +27,7 @@ pub fn ticks() -> u64 {
 
 /// Collects times in [`ticks`], for one round on one core. How long a tick is follows at the end from how many passed on
 /// the kernel's clock meanwhile: the counter has to be steady for one round only.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Stopwatch {
     times: Histogram<u64>,
     start_ticks: u64,

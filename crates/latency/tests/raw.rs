@@ -8,8 +8,8 @@ use std::{
 };
 
 use teeline_latency::raw::{
-    Content, Duplex, Dynamic, Field, Fixed, Gone, Route, Side, Size, Stream, Trips, answer, ask,
-    stream_in, stream_out, wake, woken,
+    Content, Duplex, Dynamic, Field, Fixed, Gone, Route, Side, Size, Stream, Stretches, Trips,
+    answer, ask, stream_in, stream_out, wake, woken,
 };
 
 /// Tests that spin take turns: there may be no more cores than two.
@@ -136,12 +136,9 @@ fn streams_arrive_whole_and_in_order_round_after_round() {
             |field| stream_out(field, stream, Dynamic(bytes), CONTENT, warm_up + messages),
             |field| stream_in(field, stream, Dynamic(bytes), CONTENT, (warm_up, messages)),
         );
-        assert_eq!(
-            (arrived.wrong, arrived.timed),
-            (0, messages),
-            "{bytes} bytes"
-        );
-        assert!(arrived.ticks > 0);
+        assert_eq!(arrived.wrong, 0, "{bytes} bytes");
+        let ns = arrived.stretches.ns_per_message();
+        assert!(ns > 0.0 && ns < 1e9, "{ns}");
     }
 }
 
@@ -154,6 +151,20 @@ fn a_stream_of_something_else_is_wrong_in_every_message() {
         |field| stream_in(field, stream, Fixed::<48>, Content { seed: 4 }, (0, 100)),
     );
     assert_eq!(arrived.wrong, 100);
+}
+
+#[test]
+fn a_stretch_ends_when_as_many_have_come_as_go_round_and_counts_what_did() {
+    let mut stretches = Stretches::begin(100, 35, 10);
+    assert_eq!(stretches.next_end(), 110);
+    stretches.end(112);
+    assert_eq!(stretches.next_end(), 122);
+    stretches.end(122);
+    let ns = stretches.ns_per_message();
+    assert!(ns > 0.0 && ns < 1e9, "{ns}");
+    // Fewer than go round once are one stretch.
+    assert_eq!(Stretches::begin(0, 4, 10).next_end(), 4);
+    assert!(Stretches::begin(0, 4, 10).ns_per_message().is_nan());
 }
 
 #[test]

@@ -31,7 +31,7 @@ use teeline_sync::{
 pub use content::{Content, Dynamic, Fixed, Size};
 pub use ping_pong::{End, Route};
 pub use round_trip::{Asked, Duplex, Trips, answer, ask};
-pub use stream::{Arrived, Stream, stream_in, stream_out};
+pub use stream::{Arrived, Stream, Stretches, stream_in, stream_out};
 pub use wake::{wake, wake_with, woken, woken_with};
 
 /// Bytes of a cache line.

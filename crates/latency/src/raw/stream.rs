@@ -7,7 +7,7 @@
 use teeline_sync::atomic::{AtomicU64, Ordering};
 
 use super::{Content, Field, Gone, LINE_BYTES, Lane, Patience, RELEASED, Side, Size};
-use crate::ticks::ticks;
+use crate::ticks::{Stopwatch, ticks};
 
 /// How messages follow one another: each begins in a line of its own. Those of one or two lines begin with their flag. Of
 /// longer ones the flags lie apart, a line each, and the bytes fill their lines: that is a quarter faster.
@@ -177,18 +177,66 @@ pub fn stream_out(
 }
 
 /// What came of a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Arrived {
-    /// Messages that were timed.
-    pub timed: u64,
-    /// How long they took, in [`ticks`].
-    pub ticks: u64,
+    /// How long the messages took, stretch by stretch.
+    pub stretches: Stretches,
     /// Messages that were not what was sent, of all.
     pub wrong: u64,
 }
 
-/// The side that receives them, looks at each in place, and times from the last of the `warm_up` messages to the last of
-/// all.
+/// Stretches of a stream, each as long as the memory that it goes round on, and how long they took: so that the rate of
+/// the median stretch is that of a whole round, and what stops a process for a moment is seen in few of them.
+#[derive(Debug, Clone)]
+pub struct Stretches {
+    watch: Stopwatch,
+    /// Messages of one, at least.
+    each: u64,
+    /// Messages so far, and the ticks, at the end of each.
+    ends: Vec<(u64, u64)>,
+}
+
+impl Stretches {
+    /// Begins, `count` messages having come, for `messages` more, of which `each` go round once.
+    #[must_use]
+    pub fn begin(count: u64, messages: u64, each: u64) -> Self {
+        let each = each.clamp(1, messages.max(1));
+        let stretches = usize::try_from(messages / each).unwrap_or(0);
+        let mut ends = Vec::with_capacity(stretches + 1);
+        let watch = Stopwatch::start();
+        ends.push((count, ticks()));
+        Self { watch, each, ends }
+    }
+
+    /// How many messages must have come before the next one ends.
+    #[must_use]
+    pub fn next_end(&self) -> u64 {
+        self.ends.last().map_or(0, |(count, _)| count + self.each)
+    }
+
+    /// Ends one, `count` messages having come.
+    pub fn end(&mut self, count: u64) {
+        self.ends.push((count, ticks()));
+    }
+
+    /// Nanoseconds that a message took in the median stretch.
+    #[must_use]
+    pub fn ns_per_message(&self) -> f64 {
+        let mut each: Vec<f64> = self
+            .ends
+            .windows(2)
+            .map(|ends| {
+                #[expect(clippy::cast_precision_loss, reason = "a count of one stretch")]
+                let messages = (ends[1].0 - ends[0].0) as f64;
+                self.watch.ns(ends[1].1.wrapping_sub(ends[0].1)) / messages
+            })
+            .collect();
+        each.sort_by(f64::total_cmp);
+        each.get(each.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+}
+
+/// The side that receives them, looks at each in place, and times those behind the first `warm_up`.
 ///
 /// # Errors
 /// When the other side stops sending.
@@ -227,12 +275,14 @@ pub fn stream_in(
     };
     field.meet(Side::Right, 1)?;
     receive(1, warm_up)?;
-    let begin = ticks();
-    receive(warm_up + 1, warm_up + messages)?;
-    let ticks = ticks().wrapping_sub(begin);
-    Ok(Arrived {
-        timed: messages,
-        ticks,
-        wrong,
-    })
+    let mut stretches = Stretches::begin(warm_up, messages, stream.messages(size.bytes()));
+    let (mut count, last) = (warm_up, warm_up + messages);
+    while stretches.next_end() <= last {
+        let end = stretches.next_end();
+        receive(count + 1, end)?;
+        stretches.end(end);
+        count = end;
+    }
+    receive(count + 1, last)?;
+    Ok(Arrived { stretches, wrong })
 }

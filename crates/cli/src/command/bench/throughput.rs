@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use teeline_latency::{
-    Stopwatch,
-    raw::{self, Content, Field, LINE_BYTES, Patience, Side, Size, Stream},
-    ticks, with_size,
+    raw::{self, Content, Field, LINE_BYTES, Patience, Side, Size, Stream, Stretches},
+    with_size,
 };
 use teeline_ring::{Alignment, Consumer, Producer, PublishError};
 
@@ -26,6 +25,10 @@ const MESSAGES_MAX: u64 = 2_000_000;
 
 /// Frames of one poll.
 const POLL_LIMIT: usize = 256;
+
+/// Messages of one batch, where they are published in batches.
+const BATCH: usize = 32;
+const IN_BATCHES: &str = "ours, in batches of 32";
 
 /// Name of the consumer.
 const CONSUMER: &str = "bench";
@@ -161,6 +164,17 @@ struct Throughput<'a, 'b> {
 }
 
 impl Throughput<'_, '_> {
+    /// A round in a ring, with so many messages published together.
+    fn ring(&mut self, batch: usize) -> Result<Round, Failure> {
+        let place = self.stage.place()?;
+        rings::create(&place, RING, self.plan.shape, &[CONSUMER])?;
+        Field::create(&place.join(FIELD), 1).map_err(Failure::new)?;
+        self.round(&place, || Way::Ring {
+            ring: place.join(RING),
+            batch,
+        })
+    }
+
     fn round(&mut self, place: &Place, way: impl Fn() -> Way) -> Result<Round, Failure> {
         let work = |sends| Work {
             sends,
@@ -170,6 +184,7 @@ impl Throughput<'_, '_> {
             seed: self.stage.seed,
             warm_up: self.stage.count(self.plan.warm_up()),
             messages: self.stage.count(self.plan.messages()),
+            lap: self.plan.stream().messages(self.plan.size),
         };
         let rounds = self.crew.play(vec![work(true), work(false)])?;
         Ok(rounds.into_iter().fold(Round::new(), Round::and))
@@ -182,10 +197,7 @@ impl Regime for Throughput<'_, '_> {
     }
 
     fn ours(&mut self) -> Result<Round, Failure> {
-        let place = self.stage.place()?;
-        rings::create(&place, RING, self.plan.shape, &[CONSUMER])?;
-        Field::create(&place.join(FIELD), 1).map_err(Failure::new)?;
-        self.round(&place, || Way::Ring(place.join(RING)))
+        self.ring(1)
     }
 
     fn limit(&mut self) -> Result<Round, Failure> {
@@ -200,6 +212,14 @@ impl Regime for Throughput<'_, '_> {
     fn probe(&mut self) -> Result<f64, Failure> {
         self.crew.probe()
     }
+
+    /// Small messages in batches, too.
+    fn peers(&mut self) -> Result<Vec<(&'static str, Round)>, Failure> {
+        if self.plan.is_bulk {
+            return Ok(Vec::new());
+        }
+        Ok(vec![(IN_BATCHES, self.ring(BATCH)?)])
+    }
 }
 
 /// One side's half of a round.
@@ -212,11 +232,13 @@ pub(super) struct Work {
     seed: u64,
     warm_up: u64,
     messages: u64,
+    /// Messages that go round once, about.
+    lap: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Way {
-    Ring(PathBuf),
+    Ring { ring: PathBuf, batch: usize },
     Raw { lines: usize },
 }
 
@@ -239,30 +261,31 @@ impl Work {
                     let stream = Stream { lines: *lines };
                     raw::stream_out(&field, stream, size, content, total)?;
                 }
-                Way::Ring(ring) => {
+                Way::Ring { ring, batch } => {
                     let to = rings::producer(ring, Sleepers::AreWoken)?;
                     field.meet(Side::Left, 1)?;
-                    send(to, size, content, total)?;
+                    match batch {
+                        1 => send(to, size, content, total)?,
+                        batch => send_batches(to, size, content, total, *batch)?,
+                    }
                 }
             }
             return Ok(Round::new());
         }
-        let watch = Stopwatch::start();
         let arrived = match &self.way {
             Way::Raw { lines } => {
                 let stream = Stream { lines: *lines };
                 let counts = (self.warm_up, self.messages);
                 raw::stream_in(&field, stream, size, content, counts)?
             }
-            Way::Ring(ring) => {
+            Way::Ring { ring, .. } => {
                 let from = rings::consumer(ring, CONSUMER)?;
                 field.meet(Side::Right, 1)?;
                 self.receive(from, size, content)?
             }
         };
-        let ns = watch.ns(arrived.ticks);
         Ok(Round::new()
-            .rates(arrived.timed, self.size, ns)
+            .rates(1, self.size, arrived.stretches.ns_per_message())
             .checked(total, arrived.wrong))
     }
 
@@ -294,14 +317,14 @@ impl Work {
         let total = self.warm_up + self.messages;
         let mut count = 0;
         receive(&mut count, self.warm_up)?;
-        let (begin, from_count) = (ticks(), count);
+        let left = total.saturating_sub(count);
+        let mut stretches = Stretches::begin(count, left, self.lap);
+        while stretches.next_end() <= total {
+            receive(&mut count, stretches.next_end())?;
+            stretches.end(count);
+        }
         receive(&mut count, total)?;
-        let ticks = ticks().wrapping_sub(begin);
-        Ok(raw::Arrived {
-            timed: count - from_count,
-            ticks,
-            wrong,
-        })
+        Ok(raw::Arrived { stretches, wrong })
     }
 }
 
@@ -328,6 +351,36 @@ fn send(mut to: Producer, size: impl Size, content: Content, messages: u64) -> R
                 Err(PublishError::Full { .. }) => patience.pause()?,
                 Err(error) => return Err(Failure::new(error)),
             }
+        }
+    }
+    Ok(())
+}
+
+/// As [`send`], with `batch` messages published together.
+fn send_batches(
+    mut to: Producer,
+    size: impl Size,
+    content: Content,
+    messages: u64,
+    batch: usize,
+) -> Result<(), Failure> {
+    let batch = batch.min(to.ring().max_batch(size.bytes()).max(1));
+    let mut patience = Patience::default();
+    let mut sent = 0;
+    while sent < messages {
+        let count = batch.min(usize::try_from(messages - sent).unwrap_or(batch));
+        match to.try_claim_batch(count, size.bytes()) {
+            Ok(mut claim) => {
+                for _ in 0..count {
+                    sent += 1;
+                    let message = claim.add(size.bytes(), TYPE);
+                    let message = message.expect("room for as many was claimed");
+                    size.fill(content, sent, message);
+                }
+                claim.commit();
+            }
+            Err(PublishError::Full { .. }) => patience.pause()?,
+            Err(error) => return Err(Failure::new(error)),
         }
     }
     Ok(())
