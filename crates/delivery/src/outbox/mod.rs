@@ -1,7 +1,7 @@
 //! Events that an application writes in its own transaction, and a relay that takes them to the log.
 //!
 //! An application that stores a trade and publishes it has two writes, and a crash between them. With an outbox it has one:
-//! [`write`] puts the event into a table of the application's own database, in the transaction that stores the trade.
+//! [`write()`] puts the event into a table of the application's own database, in the transaction that stores the trade.
 //! Rolled back, there is no event; committed, it cannot be lost. A [`Relay`] reads the table, and appends to the log.
 //!
 //! Row ids are given before a transaction commits, so one with a lower id may appear after one with a higher: whoever
@@ -10,7 +10,7 @@
 //! (the outbox's source, the incarnation of the table, the number), so a relay that was killed between two steps does the
 //! rest again, and the log drops what it has.
 //!
-//! Events with one key reach the log in the order in which their transactions committed: [`write`] holds the key until the
+//! Events with one key reach the log in the order in which their transactions committed: [`write()`] holds the key until the
 //! transaction ends. (In SQLite write transactions exclude one another anyway.)
 //!
 //! ```

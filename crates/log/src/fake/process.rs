@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// A process on a [`FakeDisk`].
+/// A process on a [`FakeDisk`](super::FakeDisk).
 #[derive(Debug)]
 pub struct FakeStorage {
     pub(super) shared: Arc<Shared>,

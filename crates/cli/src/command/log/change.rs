@@ -168,7 +168,6 @@ impl CreateArgs {
                 compaction: self.compact.then(|| Compaction {
                     tombstones_until: self.tombstones_until.clone(),
                 }),
-                ..TopicConfig::default()
             };
             log.create_topic(name, &config).map_err(Failure::new)?;
             line.topic = Some(name.to_string());
