@@ -20,7 +20,7 @@ use teeline_delivery::{
 use teeline_log::{Durability, Log, LogOptions, NewRecord, Record, Succession, TopicConfig};
 use teeline_os::SystemClock;
 
-use super::{Case, Crew, Regime, Round, Stage, StageArgs, Target, measure, skip};
+use super::{Case, Crew, Regime, Round, Stage, StageArgs, Target, measure, measure_each};
 use crate::{
     command::demo::inputs::Input,
     output::{Answer, Failure, Output},
@@ -75,27 +75,20 @@ impl DeliveryArgs {
                 batch: *batch,
             })
         });
-        let cores = match stage.cores::<2>() {
-            Ok(cores) => cores,
-            Err(reason) => {
-                for plan in plans {
-                    skip(&plan.case(), &reason, out)?;
-                }
-                return Ok(Answer::Fine);
-            }
-        };
-        let mut crew = Crew::start(&stage, NAME, &cores)?;
-        let mut answer = Answer::Fine;
-        for plan in plans {
-            let mut regime = Fills {
-                stage: &stage,
-                crew: &mut crew,
-                dir: &dir,
-                plan,
-            };
-            answer = answer.and(measure(&stage, &mut regime, out)?);
-        }
-        Ok(answer)
+        let cores = stage.cores::<2>();
+        measure_each(&stage, cores, plans, Plan::case, out, |crew, plan, out| {
+            let stage = &stage;
+            measure(
+                stage,
+                &mut Fills {
+                    stage,
+                    crew,
+                    dir: &dir,
+                    plan,
+                },
+                out,
+            )
+        })
     }
 }
 

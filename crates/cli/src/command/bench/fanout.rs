@@ -11,10 +11,9 @@ use teeline_latency::{
 use teeline_ring::{Alignment, Join, ObserveOptions, Observer};
 
 use super::{
-    Case, Crew, Regime, Round, Stage, StageArgs, Target, measure,
+    Case, Crew, Regime, Round, Stage, StageArgs, Target, measure, measure_each,
     publishing::{self, Amount},
     rings::{self, Shape, Sleepers, parse_alignment},
-    skip,
 };
 use crate::output::{Answer, Failure, Output};
 
@@ -71,26 +70,11 @@ impl FanoutArgs {
         };
         let size = self.size as usize;
         let plans = [Added::Observer, Added::Consumer].map(|added| Plan { added, size, shape });
-        let [producer, first, second, _spare] = match cores {
-            Ok(cores) => cores,
-            Err(reason) => {
-                for plan in plans {
-                    skip(&plan.case(), &reason, out)?;
-                }
-                return Ok(Answer::Fine);
-            }
-        };
-        let mut crew = Crew::start(&stage, NAME, &[producer, first, second])?;
-        let mut answer = Answer::Fine;
-        for plan in plans {
-            let mut regime = Fanout {
-                stage: &stage,
-                crew: &mut crew,
-                plan,
-            };
-            answer = answer.and(measure(&stage, &mut regime, out)?);
-        }
-        Ok(answer)
+        let cores = cores.map(|[producer, first, second, _spare]| [producer, first, second]);
+        measure_each(&stage, cores, plans, Plan::case, out, |crew, plan, out| {
+            let stage = &stage;
+            measure(stage, &mut Fanout { stage, crew, plan }, out)
+        })
     }
 }
 

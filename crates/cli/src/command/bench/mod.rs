@@ -13,7 +13,8 @@
 //! `WorkerArgs::run`:
 //!
 //! 1. its arguments: a `clap::Args` struct with a flattened [`StageArgs`], and `run(self, &mut Output)`, which sets the
-//!    [`Stage`], starts a [`Crew`] of processes, and calls [`measure`] for each regime, or [`skip`] with the reason;
+//!    [`Stage`] and calls [`measure_each`], which starts a [`Crew`] of processes and has each regime measured, or says why
+//!    it is skipped;
 //! 2. a [`Regime`] per thing to measure: `case` (what is printed), `ours` and `limit` (a [`Round`] each), and `probe`,
 //!    mostly [`Crew::probe`];
 //! 3. what its processes do: a [`Work`], which travels to them as JSON and is carried out there. Both sides of a round
@@ -45,7 +46,7 @@ mod throughput;
 use clap::Subcommand;
 
 pub(crate) use crew::{Crew, Work, WorkerArgs};
-pub(crate) use pairs::{Case, Regime, Target, measure, skip};
+pub(crate) use pairs::{Case, Regime, Target, measure, measure_each, skip};
 pub(crate) use round::Round;
 pub(crate) use stage::{Place, Stage, StageArgs};
 

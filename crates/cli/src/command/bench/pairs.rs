@@ -5,6 +5,7 @@ use std::fmt;
 use serde_json::{Map, Value, json};
 
 use super::{
+    crew::{Crew, Work},
     ratio::Median,
     round::{Round, Rounds, figure_of, rounded},
     stage::Stage,
@@ -54,7 +55,7 @@ pub(crate) trait Regime {
     fn limit(&mut self) -> Result<Round, Failure>;
 
     /// What the machine charges just now for something that has nothing to do with either, in any unit: the raw round
-    /// trip of [`Crew::probe`](super::crew::Crew::probe), as a rule.
+    /// trip of [`Crew::probe`], as a rule.
     fn probe(&mut self) -> Result<f64, Failure>;
 
     /// Others measured beside: a round of each in every pair, by name.
@@ -81,6 +82,36 @@ pub(crate) fn measure(
     let report = play(stage.pairs, regime, || stage.check_stop())?;
     report.print(stage, out)?;
     Ok(report.answer())
+}
+
+/// Runs `measure` for each plan, with a crew on `cores`; or says of each plan why there are no cores for it.
+pub(crate) fn measure_each<'a, const N: usize, P, W: Work>(
+    stage: &'a Stage,
+    cores: Result<[Option<usize>; N], String>,
+    plans: impl IntoIterator<Item = P>,
+    case: impl Fn(&P) -> Case,
+    out: &mut Output,
+    mut measure: impl FnMut(&mut Crew<'a, W>, P, &mut Output) -> Result<Answer, Failure>,
+) -> Result<Answer, Failure> {
+    let mut plans = plans.into_iter().peekable();
+    let cores = match cores {
+        Ok(cores) => cores,
+        Err(reason) => {
+            for plan in plans {
+                skip(&case(&plan), &reason, out)?;
+            }
+            return Ok(Answer::Fine);
+        }
+    };
+    let Some(first) = plans.peek() else {
+        return Ok(Answer::Fine);
+    };
+    let mut crew = Crew::start(stage, case(first).bench, &cores)?;
+    let mut answer = Answer::Fine;
+    for plan in plans {
+        answer = answer.and(measure(&mut crew, plan, out)?);
+    }
+    Ok(answer)
 }
 
 /// Runs pairs until as many count as are `wanted`, or twice as many have been run.

@@ -11,10 +11,9 @@ use teeline_latency::{
 use teeline_ring::Alignment;
 
 use super::{
-    Case, Crew, Place, Regime, Round, Stage, StageArgs, Target, measure,
+    Case, Crew, Place, Regime, Round, Stage, StageArgs, Target, measure, measure_each,
     publishing::{self, Amount, BATCH},
     rings::{self, Shape, Sleepers, TYPE, message, parse_alignment},
-    skip,
 };
 use crate::output::{Answer, Failure, Output};
 
@@ -74,26 +73,11 @@ impl PublishArgs {
             size,
             shape,
         });
-        let cores = match stage.cores::<2>() {
-            Ok(cores) => cores,
-            Err(reason) => {
-                for plan in plans {
-                    skip(&plan.case(), &reason, out)?;
-                }
-                return Ok(Answer::Fine);
-            }
-        };
-        let mut crew = Crew::start(&stage, NAME, &cores)?;
-        let mut answer = Answer::Fine;
-        for plan in plans {
-            let mut regime = Publish {
-                stage: &stage,
-                crew: &mut crew,
-                plan,
-            };
-            answer = answer.and(measure(&stage, &mut regime, out)?);
-        }
-        Ok(answer)
+        let cores = stage.cores::<2>();
+        measure_each(&stage, cores, plans, Plan::case, out, |crew, plan, out| {
+            let stage = &stage;
+            measure(stage, &mut Publish { stage, crew, plan }, out)
+        })
     }
 }
 

@@ -11,9 +11,8 @@ use teeline_latency::{
 use teeline_ring::{Alignment, Consumer, Producer};
 
 use super::{
-    Case, Crew, Place, Regime, Round, Stage, StageArgs, Target, measure,
+    Case, Crew, Place, Regime, Round, Stage, StageArgs, Target, measure, measure_each,
     rings::{self, Shape, Sleepers, TYPE, message, parse_alignment},
-    skip,
 };
 use crate::output::{Answer, Failure, Output};
 
@@ -77,27 +76,18 @@ struct Plan {
 impl RttArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let stage = Stage::set(&self.stage)?;
-        let plans = self.plans();
-        let cores = match stage.cores::<2>() {
-            Ok(cores) => cores,
-            Err(reason) => {
-                for plan in plans {
-                    skip(&plan.case(), &reason, out)?;
-                }
-                return Ok(Answer::Fine);
-            }
-        };
-        let mut crew = Crew::start(&stage, NAME, &cores)?;
-        let mut answer = Answer::Fine;
-        for plan in plans {
-            let mut regime = Rtt {
-                stage: &stage,
-                crew: &mut crew,
-                plan,
-            };
-            answer = answer.and(measure(&stage, &mut regime, out)?);
-        }
-        Ok(answer)
+        let cores = stage.cores::<2>();
+        measure_each(
+            &stage,
+            cores,
+            self.plans(),
+            Plan::case,
+            out,
+            |crew, plan, out| {
+                let stage = &stage;
+                measure(stage, &mut Rtt { stage, crew, plan }, out)
+            },
+        )
     }
 
     fn plans(&self) -> Vec<Plan> {

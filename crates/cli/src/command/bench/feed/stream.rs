@@ -39,11 +39,12 @@ const TURN_BYTES: usize = 64_000;
 /// one again and again, so that they come from as much memory.
 const TURNS_OF_A_PASS: u64 = 16;
 
-/// Lengths of the messages of ITCH 5.0, as often as in an hour of a real day: added, deleted, replaced, executed,
-/// cancelled, added with attribution, traded, an imbalance.
-const ITCH_LENGTHS: [usize; 32] = [
-    36, 19, 36, 19, 36, 35, 19, 36, 19, 36, 31, 19, 36, 19, 36, 19, 40, 36, 19, 36, 19, 35, 36, 19,
-    36, 23, 19, 36, 44, 19, 36, 50,
+/// Lengths of messages of ITCH 5.0: of 49,947 that told one share's order book on a day (AAPL, 30 December 2019, from 9:35),
+/// 64 that lie equally far apart. Nearly all are orders added (36 bytes) and deleted (19).
+const ITCH_LENGTHS: [usize; 64] = [
+    36, 19, 19, 36, 19, 19, 35, 36, 36, 19, 19, 36, 19, 19, 19, 36, 19, 36, 19, 19, 19, 19, 36, 36,
+    31, 19, 36, 19, 19, 19, 19, 36, 19, 19, 19, 19, 19, 19, 19, 36, 19, 36, 19, 36, 35, 19, 19, 19,
+    31, 19, 36, 36, 36, 19, 19, 36, 19, 36, 36, 36, 36, 19, 36, 19,
 ];
 
 /// One row.
