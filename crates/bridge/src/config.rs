@@ -23,7 +23,7 @@ use toml::Table;
 
 use crate::route::KeyRule;
 
-pub(crate) use fields::{Fields, one_of, whole};
+pub(crate) use fields::{Fields, one_of, parsed, whole};
 pub(crate) use parse::{OTHERS, number, route, route_to_toml};
 
 /// A configuration with every key there is, each explained.

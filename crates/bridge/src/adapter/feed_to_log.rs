@@ -1,13 +1,16 @@
 //! A feed into the log: the recorded feed.
 
-use std::{collections::VecDeque, io};
+use std::{collections::VecDeque, fmt, io};
 
-use teeline_core::{Epoch, Partition, Sequence, SourceName};
+use teeline_core::{Epoch, Partition, Sequence, SourceName, time::Clock};
 use teeline_feed::{Event, Session, Start, Subscription, Transport};
 use teeline_log::{
     Answer, AppendError, Durability, Log, NewRecord, Progress, ResumeError, Succession, Topic,
     Writer, WriterError, storage::StorageError,
 };
+use teeline_os::state::StateDir;
+
+use super::sessions::{RecordedSessions, SessionsError};
 
 /// Datagrams taken in one turn at most.
 const DATAGRAMS_PER_TURN: usize = 256;
@@ -18,19 +21,36 @@ const BATCH_RECORDS: usize = 4_096;
 /// The one partition of a recorded feed.
 pub(super) const PARTITION: Partition = Partition(0);
 
-/// Records a feed of teeline's publishers into a topic of one partition: each message under its own number, what is lost
-/// as a gap record. The session stands for the epoch. Killed at any point and started again, every message that was
-/// received in order is there exactly once.
+/// Records a feed into a topic of one partition: each message under its own number, what is lost as a gap record. A session
+/// of teeline's publishers stands for its epoch; one of others gets an epoch at first sight ([`foreign`](Self::foreign)),
+/// which the log keeps. Killed at any point and started again, every message that was received in order is there exactly
+/// once.
 #[derive(Debug)]
-pub struct FeedToLog<T> {
+pub struct FeedToLog<'a, T> {
     subscription: Subscription<T>,
     log: Log,
     topic: Topic,
     source: SourceName,
     kind: u16,
+    foreign: Option<Foreign<'a>>,
+    sessions: RecordedSessions,
     writer: Option<Writer>,
     /// What was received and is not durable yet.
     waiting: VecDeque<Entry>,
+}
+
+/// Where sessions that are not teeline's get their epochs.
+struct Foreign<'a> {
+    state: &'a StateDir,
+    clock: &'a dyn Clock,
+}
+
+impl fmt::Debug for Foreign<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Foreign")
+            .field("state", self.state)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Something for the log.
@@ -55,8 +75,23 @@ pub enum RecordingError {
     #[error("cannot receive: {0}")]
     Transport(#[from] io::Error),
     /// The session is not one of teeline's.
-    #[error("session {0} is not one of teeline's: its epoch is not known")]
+    #[error("session {0} is not one of teeline's: record it as a foreign feed")]
     Foreign(Session),
+    /// The source's sessions were teeline's so far and are not any more, or the other way round: by its name alone, a
+    /// session could be either.
+    #[error("{source_name} was recorded as {}: record the other kind under another name", if *foreign { "a foreign feed" } else { "a feed of teeline's" })]
+    OtherKind {
+        /// The source.
+        source_name: SourceName,
+        /// Whether it was foreign.
+        foreign: bool,
+    },
+    /// Which session has which epoch is not known, or could not be put on record.
+    #[error(transparent)]
+    Sessions(#[from] SessionsError),
+    /// The log does not say how far the source is.
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
     /// Another recorder lives, or a later session was recorded.
     #[error(transparent)]
     Writer(#[from] WriterError),
@@ -80,23 +115,39 @@ pub enum RecordingError {
     },
 }
 
-impl<T: Transport> FeedToLog<T> {
+impl<'a, T: Transport> FeedToLog<'a, T> {
     /// Where the receiver of a recorder begins that goes on behind what `log` has of `source`; `None` if it has nothing.
     ///
     /// # Errors
-    /// When the log's progress cannot be read.
-    pub fn start(log: &Log, source: &SourceName) -> Result<Option<Start>, ResumeError> {
+    /// When the log's progress, or its sessions, cannot be read.
+    pub fn start(log: &Log, source: &SourceName) -> Result<Option<Start>, RecordingError> {
         let progress = log.resume(source)?.progress;
+        let sessions = RecordedSessions::read(log, source)?;
         Ok(progress.map(|progress| Start::From {
-            session: Session::from_epoch(progress.epoch),
+            session: if sessions.is_empty() {
+                Session::from_epoch(progress.epoch)
+            } else {
+                sessions.session_of(progress.epoch)
+            },
             next: progress.through.next(),
         }))
+    }
+
+    /// The foreign sessions that `log` has of `source` in front of the one where it goes on: they are over, and a
+    /// receiver is to ignore what is late of them. Teeline's sessions need no such list, since they grow.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn over(log: &Log, source: &SourceName) -> Result<Vec<Session>, RecordingError> {
+        let progress = log.resume(source)?.progress;
+        let sessions = RecordedSessions::read(log, source)?;
+        Ok(progress.map_or_else(Vec::new, |progress| sessions.before(progress.epoch)))
     }
 
     /// Records what `subscription` receives as messages of type `kind`, under the name `source`.
     ///
     /// # Errors
-    /// [`RecordingError::Topic`]
+    /// [`RecordingError::Topic`], and when the log's sessions of the source cannot be read.
     pub fn new(
         subscription: Subscription<T>,
         log: Log,
@@ -110,8 +161,11 @@ impl<T: Transport> FeedToLog<T> {
                 topic: topic.name().to_string(),
             });
         }
+        let sessions = RecordedSessions::read(&log, &source)?;
         Ok(Self {
             subscription,
+            foreign: None,
+            sessions,
             log,
             topic,
             source,
@@ -119,6 +173,13 @@ impl<T: Transport> FeedToLog<T> {
             writer: None,
             waiting: VecDeque::new(),
         })
+    }
+
+    /// The sessions are somebody else's: each gets an epoch from `state` at first sight.
+    #[must_use]
+    pub fn foreign(mut self, state: &'a StateDir, clock: &'a dyn Clock) -> Self {
+        self.foreign = Some(Foreign { state, clock });
+        self
     }
 
     /// Receives, and makes durable what is in order. How many datagrams there were. After an error of the log, nothing is
@@ -176,7 +237,7 @@ impl<T: Transport> FeedToLog<T> {
 
     /// Begins a session, or goes on with it.
     fn begin(&mut self, session: Session, next: Sequence) -> Result<(), RecordingError> {
-        let epoch = session.epoch().ok_or(RecordingError::Foreign(session))?;
+        let epoch = self.epoch(session)?;
         if self
             .writer
             .as_ref()
@@ -200,6 +261,29 @@ impl<T: Transport> FeedToLog<T> {
         }
         self.writer = Some(writer);
         Ok(())
+    }
+
+    /// The epoch that a session stands for.
+    fn epoch(&mut self, session: Session) -> Result<Epoch, RecordingError> {
+        self.sessions.refresh()?;
+        let was_foreign = !self.sessions.is_empty();
+        let other_kind = |source: &SourceName| RecordingError::OtherKind {
+            source_name: source.clone(),
+            foreign: was_foreign,
+        };
+        let Some(Foreign { state, clock }) = self.foreign else {
+            if was_foreign {
+                return Err(other_kind(&self.source));
+            }
+            return session.epoch().ok_or(RecordingError::Foreign(session));
+        };
+        // A foreign session is on record before anything of it is stored.
+        if let Some(progress) = self.log.resume(&self.source)?.progress
+            && self.sessions.session_of(progress.epoch).is_none()
+        {
+            return Err(other_kind(&self.source));
+        }
+        Ok(self.sessions.name(session, &self.source, state, clock)?)
     }
 
     /// Makes a batch of messages and gaps durable; how many entries that were.

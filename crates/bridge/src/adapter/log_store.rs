@@ -4,9 +4,12 @@ use std::{io, ops::Range};
 
 use teeline_core::{Epoch, Offset, Sequence, SourceId, SourceName};
 use teeline_feed::{MessageStore, Session};
-use teeline_log::{Control, ReadError, Reader, Record, Topic};
+use teeline_log::{Control, Log, ReadError, Reader, Record, Topic};
 
-use super::feed_to_log::PARTITION;
+use super::{
+    feed_to_log::PARTITION,
+    sessions::{RecordedSessions, SessionsError},
+};
 
 /// Records read at once: more than fit into a packet are read for nothing.
 const RECORDS_PER_READ: usize = 64;
@@ -17,7 +20,19 @@ const RECORDS_PER_READ: usize = 64;
 pub struct LogStore {
     topic: Topic,
     source: SourceId,
+    sessions: RecordedSessions,
     reader: Reader,
+}
+
+/// Why a recorded feed cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The records cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// It is not known which session they are of.
+    #[error(transparent)]
+    Sessions(#[from] SessionsError),
 }
 
 /// What a record says about numbers.
@@ -47,15 +62,17 @@ impl Found {
 }
 
 impl LogStore {
-    /// What [`FeedToLog`](super::FeedToLog) recorded of `source` in `topic`.
+    /// What [`FeedToLog`](super::FeedToLog) recorded of `source` in `topic` of `log`.
     ///
     /// # Errors
-    /// When the partition cannot be read.
-    pub fn new(topic: Topic, source: &SourceName) -> Result<Self, ReadError> {
+    /// When the partition, or the record of foreign sessions, cannot be read.
+    pub fn new(log: &Log, topic: Topic, source: &SourceName) -> Result<Self, StoreError> {
+        let sessions = RecordedSessions::read(log, source)?;
         let reader = topic.reader(PARTITION, topic.start(PARTITION)?)?;
         Ok(Self {
             topic,
             source: source.id(),
+            sessions,
             reader,
         })
     }
@@ -65,11 +82,33 @@ impl LogStore {
     ///
     /// # Errors
     /// When the log cannot be read.
-    pub fn last(&mut self) -> Result<Option<(Session, Sequence)>, ReadError> {
+    pub fn last(&mut self) -> Result<Option<(Session, Sequence)>, StoreError> {
         let end = self.topic.high_watermark(PARTITION)?;
         let start = self.topic.start(PARTITION)?;
-        let last = self.last_before(start, end)?;
-        Ok(last.and_then(|last| Some((Session::from_epoch(last.epoch)?, last.last))))
+        let Some(last) = self.last_before(start, end)? else {
+            return Ok(None);
+        };
+        self.sessions.refresh()?;
+        let session = if self.sessions.is_empty() {
+            Session::from_epoch(last.epoch)
+        } else {
+            self.sessions.session_of(last.epoch)
+        };
+        Ok(session.map(|session| (session, last.last)))
+    }
+
+    /// The epoch that a session stands for, if the log can have it.
+    fn epoch(&mut self, session: Session) -> Result<Option<Epoch>, SessionsError> {
+        if let Some(epoch) = self.sessions.epoch_of(session) {
+            return Ok(Some(epoch));
+        }
+        // It may have begun since.
+        self.sessions.refresh()?;
+        Ok(if self.sessions.is_empty() {
+            session.epoch()
+        } else {
+            self.sessions.epoch_of(session)
+        })
     }
 
     /// The first record of the source at or after an offset.
@@ -168,7 +207,7 @@ impl LogStore {
 
 impl MessageStore for LogStore {
     fn range(&mut self, session: Session) -> io::Result<Option<Range<Sequence>>> {
-        match session.epoch() {
+        match self.epoch(session).map_err(io::Error::other)? {
             Some(epoch) => self.numbers(epoch).map_err(io::Error::other),
             None => Ok(None),
         }
@@ -180,7 +219,7 @@ impl MessageStore for LogStore {
         first: Sequence,
         each: &mut dyn FnMut(Sequence, &[u8]) -> bool,
     ) -> io::Result<()> {
-        match session.epoch() {
+        match self.epoch(session).map_err(io::Error::other)? {
             Some(epoch) => self.hand_out(epoch, first, each).map_err(io::Error::other),
             None => Ok(()),
         }

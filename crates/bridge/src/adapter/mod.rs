@@ -10,8 +10,10 @@ mod feed_to_log;
 mod feed_to_ring;
 mod log_store;
 mod ring_to_feed;
+mod sessions;
 
 pub use feed_to_log::{FeedToLog, RecordingError};
 pub use feed_to_ring::{FeedToRing, RelayEpochs, RelayError, RelayPoint, RelayStats};
-pub use log_store::LogStore;
+pub use log_store::{LogStore, StoreError};
 pub use ring_to_feed::{PublishingError, RingToFeed};
+pub use sessions::SessionsError;

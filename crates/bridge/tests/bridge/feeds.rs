@@ -11,7 +11,7 @@ use std::{
 };
 
 use teeline_bridge::adapter::{
-    FeedToLog, FeedToRing, LogStore, RelayEpochs, RelayPoint, RingToFeed,
+    FeedToLog, FeedToRing, LogStore, RecordingError, RelayEpochs, RelayPoint, RingToFeed,
 };
 use teeline_core::{Epoch, Offset, Partition, Sequence, SourceName};
 use teeline_feed::{
@@ -19,7 +19,7 @@ use teeline_feed::{
     Receiver, ReceiverOptions, RetransmitOptions, RetransmitServer, Session, Sessions, Start,
     Subscription, Transport,
 };
-use teeline_log::{Control, Durability, Log, LogOptions, Topic, TopicConfig};
+use teeline_log::{Control, Durability, Log, LogOptions, Succession, Topic, TopicConfig};
 use teeline_os::{SystemClock, state::StateDir};
 use teeline_ring::{
     AttachOptions, Consumer, Frame, MessageType, Producer, PublishError, RingOptions,
@@ -443,13 +443,27 @@ fn recording_log(host: &Host) -> (Log, Topic) {
     (log, topic)
 }
 
-fn recorder(log: &Log, topic: &Topic, network: &Rc<RefCell<Network>>) -> FeedToLog<ReceivingEnd> {
+fn recorder(
+    log: &Log,
+    topic: &Topic,
+    network: &Rc<RefCell<Network>>,
+) -> FeedToLog<'static, ReceivingEnd> {
+    recorder_of(log, topic, network, Sessions::Growing)
+}
+
+fn recorder_of<'a>(
+    log: &Log,
+    topic: &Topic,
+    network: &Rc<RefCell<Network>>,
+    sessions: Sessions,
+) -> FeedToLog<'a, ReceivingEnd> {
     let start = FeedToLog::<ReceivingEnd>::start(log, &feed()).unwrap();
     let receiver = Receiver::new(ReceiverOptions {
         lines: 1,
         servers: 1,
         start: start.unwrap_or(Start::Beginning),
-        sessions: Sessions::Growing,
+        sessions,
+        ignored_sessions: FeedToLog::<ReceivingEnd>::over(log, &feed()).unwrap(),
         ..ReceiverOptions::default()
     });
     let transport = ReceivingEnd(Rc::clone(network));
@@ -529,7 +543,7 @@ fn a_recorded_feed_answers_requests_of_any_age_and_gives_the_publisher_its_numbe
     );
 
     // The store knows each session, and hands out each message.
-    let mut store = LogStore::new(topic.clone(), &feed()).unwrap();
+    let mut store = LogStore::new(&log, topic.clone(), &feed()).unwrap();
     for (life, (session, next)) in (0..).zip(&published) {
         let range = store.range(*session).unwrap().unwrap();
         assert_eq!(range, Sequence(1)..Sequence(*next));
@@ -635,7 +649,7 @@ fn what_a_recorder_loses_is_a_gap_record_and_the_numbers_add_up() {
     assert!(read.unwrap() > 500);
     assert_eq!(next, 1_001);
     // What was lost is said not to be there, and what follows is.
-    let mut store = LogStore::new(topic, &feed()).unwrap();
+    let mut store = LogStore::new(&log, topic, &feed()).unwrap();
     let mut first = None;
     let lost_from = Sequence(400);
     store
@@ -645,4 +659,124 @@ fn what_a_recorder_loses_is_a_gap_record_and_the_numbers_add_up() {
         })
         .unwrap();
     assert!(first.unwrap() > 800 - 100);
+}
+
+/// Sessions whose names neither grow nor tell an epoch, one of which looks as if it did: each is recorded under an epoch
+/// of its own, by whichever recorder, and found by its name for ever.
+#[test]
+fn foreign_sessions_are_recorded_under_epochs_that_the_log_keeps() {
+    let host = Host::new();
+    let (log, topic) = recording_log(&host);
+    let network = Rc::new(RefCell::new(Network::default()));
+    let again =
+        || recorder_of(&log, &topic, &network, Sessions::Follow).foreign(&host.state, &SystemClock);
+    let names = ["1567326030", "000010059B", "a b c d  !"];
+    let sessions = names.map(|name| name.parse::<Session>().unwrap());
+    let mut recorder = again();
+    let mut now = MS;
+    let mut epochs = Vec::new();
+    for (life, session) in (0..).zip(sessions) {
+        let mut publisher = Publisher::new(session, Sequence(1), PublisherOptions::default());
+        // Silent for longer than the receiver waits before it follows another.
+        now += 10_000 * MS;
+        publisher.publish(&message(3 + life)).unwrap();
+        let first = publisher.transmit(now).unwrap().to_vec();
+        if let Some(last) = epochs.last().copied() {
+            // A crash behind the name and in front of the first record: somebody else is the source's writer.
+            drop(recorder);
+            recorder = again();
+            let held = log.writer(&feed(), last, Succession::Abandon).unwrap();
+            network.borrow_mut().line.push_back(first.clone());
+            let refused = recorder.do_work(now).unwrap_err();
+            assert!(matches!(refused, RecordingError::Writer(_)), "{refused}");
+            drop(held);
+            drop(recorder);
+            recorder = again();
+        }
+        let named = host.state.largest_epoch(&feed()).unwrap();
+        network.borrow_mut().line.push_back(first);
+        recorder.do_work(now).unwrap();
+        let epoch = recorder.progress().unwrap().epoch;
+        assert_ne!(Some(epoch), session.epoch(), "by its looks it may be one");
+        assert_eq!(host.state.largest_epoch(&feed()).unwrap(), Some(epoch));
+        assert!(life == 0 || named == Some(epoch), "named once");
+        epochs.push(epoch);
+        for number in 2..=50 {
+            publisher.publish(&message(number * 3 + life)).unwrap();
+            now += MS;
+            let packet = publisher.transmit(now).unwrap().to_vec();
+            network.borrow_mut().line.push_back(packet);
+            recorder.do_work(now).unwrap();
+            if number % 20 == 0 {
+                drop(recorder);
+                recorder = again();
+            }
+        }
+        let progress = recorder.progress().unwrap();
+        assert_eq!(progress.epoch, *epochs.last().unwrap(), "the same epoch");
+        assert_eq!((progress.through, progress.routed), (Sequence(50), 50));
+        assert_eq!((progress.lost, progress.duplicate), (0, 0));
+    }
+    assert!(epochs.is_sorted_by(|a, b| a < b), "{epochs:?}");
+
+    // Offset and number go in step within a session; the next one begins where the last one ended.
+    let mut found = Vec::new();
+    let mut reader = topic.reader(Partition(0), Offset(0)).unwrap();
+    let read = reader.poll(usize::MAX, |record| {
+        let identity = record.identity.unwrap();
+        found.push((record.offset.0, identity.epoch, identity.sequence.0));
+    });
+    read.unwrap();
+    let numbers = |(session, epoch): (u64, &Epoch)| {
+        let epoch = *epoch;
+        (0..50).map(move |number| (session * 50 + number, epoch, number + 1))
+    };
+    let expected: Vec<_> = (0..).zip(&epochs).flat_map(numbers).collect();
+    assert_eq!(found, expected);
+
+    // Every session is answered for by its name, and a session of the same looks as an epoch is not.
+    let mut store = LogStore::new(&log, topic.clone(), &feed()).unwrap();
+    for (life, session) in (0..).zip(sessions) {
+        let range = store.range(session).unwrap();
+        assert_eq!(range, Some(Sequence(1)..Sequence(51)));
+        let mut next = 17;
+        let mut each = |sequence: Sequence, bytes: &[u8]| {
+            assert_eq!((sequence.0, bytes), (next, &message(next * 3 + life)[..]));
+            next += 1;
+            true
+        };
+        store.read(session, Sequence(17), &mut each).unwrap();
+        assert_eq!(next, 51);
+    }
+    let by_epoch = Session::from_epoch(epochs[0]).unwrap();
+    assert_eq!(store.range(by_epoch).unwrap(), None);
+    assert_eq!(store.last().unwrap(), Some((sessions[2], Sequence(50))));
+
+    // What is late of a session that is over changes nothing, whoever hears it first.
+    drop(recorder);
+    recorder = again();
+    let mut late = Publisher::new(sessions[0], Sequence(51), PublisherOptions::default());
+    for number in 51..=60 {
+        late.publish(&message(number)).unwrap();
+        now += 10_000 * MS;
+        let packet = late.transmit(now).unwrap().to_vec();
+        network.borrow_mut().line.push_back(packet);
+        recorder.do_work(now).unwrap();
+    }
+    assert_eq!(recorder.progress(), None);
+    assert_eq!(topic.high_watermark(Partition(0)).unwrap(), Offset(150));
+
+    // The same name for sessions of teeline's would make both ambiguous.
+    drop(recorder);
+    let mut recorder = recorder_of(&log, &topic, &network, Sessions::Follow);
+    let begun = Numbering::begin(&host.state, &feed(), &SystemClock, None).unwrap();
+    let mut own = Publisher::new(begun.session, Sequence(1), PublisherOptions::default());
+    own.publish(b"own").unwrap();
+    let packet = own.transmit(now).unwrap().to_vec();
+    network.borrow_mut().line.push_back(packet);
+    let refused = recorder.do_work(now).unwrap_err();
+    assert!(
+        matches!(refused, RecordingError::OtherKind { foreign: true, .. }),
+        "{refused}"
+    );
 }

@@ -98,7 +98,7 @@ impl ReceiveArgs {
         let stop = stop_on_signals(&STOP)?;
         let sessions = self.session.map_or(Sessions::Follow, Sessions::Only);
         let wait = self.feed.wait();
-        let mut subscription = self.feed.subscribe(self.from.0, sessions)?;
+        let mut subscription = self.feed.subscribe(self.from.0, sessions, Vec::new())?;
         let mut file = match &self.out {
             Some(path) => Some((path, ItchWriter::new(file::create(path)?))),
             None => None,

@@ -85,7 +85,7 @@ impl RelayArgs {
             (Sessions::Growing, RelayEpochs::Own)
         };
         let wait = self.feed.wait();
-        let subscription = self.feed.subscribe(start, sessions)?;
+        let subscription = self.feed.subscribe(start, sessions, Vec::new())?;
         let kind = MessageType(self.kind);
         let mut relay = FeedToRing::new(subscription, producer, kind, epochs, point);
         while !stop.load(Ordering::Relaxed) {

@@ -11,7 +11,7 @@ use teeline_feed::{
     driver::UdpTransport,
 };
 use teeline_log::{Log, LogOptions, Topic, TopicConfig};
-use teeline_os::SystemClock;
+use teeline_os::{SystemClock, state::StateDir};
 use teeline_sync::atomic::Ordering;
 
 use super::sockets::{SubscribeArgs, nap, retransmit_server};
@@ -46,6 +46,12 @@ pub(crate) struct StoreArgs {
     /// Type of the messages in the log.
     #[arg(long = "type", default_value_t = 0, value_name = "NUMBER")]
     kind: u16,
+    /// The publisher is not teeline: its sessions get epochs from this host's state directory.
+    #[arg(long)]
+    foreign: bool,
+    /// The host's state directory, for a foreign feed.
+    #[arg(long)]
+    state: Option<PathBuf>,
     /// End with the session.
     #[arg(long)]
     until_end: bool,
@@ -68,10 +74,24 @@ impl StoreArgs {
         let topic = topic_of(&log, &topic)?;
         let start = FeedToLog::<UdpTransport>::start(&log, &source).map_err(Failure::new)?;
         let start = start.unwrap_or(Start::Beginning);
+        let over = FeedToLog::<UdpTransport>::over(&log, &source).map_err(Failure::new)?;
+        let state = self.foreign.then(|| match &self.state {
+            Some(path) => StateDir::open(path),
+            None => StateDir::default_path().and_then(StateDir::open),
+        });
+        let state = state.transpose().map_err(Failure::new)?;
+        let sessions = if self.foreign {
+            Sessions::Follow
+        } else {
+            Sessions::Growing
+        };
         let wait = self.feed.wait();
-        let subscription = self.feed.subscribe(start, Sessions::Growing)?;
-        let mut recorder =
-            FeedToLog::new(subscription, log, topic, source, self.kind).map_err(Failure::new)?;
+        let subscription = self.feed.subscribe(start, sessions, over)?;
+        let recorder = FeedToLog::new(subscription, log, topic, source, self.kind);
+        let mut recorder = recorder.map_err(Failure::new)?;
+        if let Some(state) = &state {
+            recorder = recorder.foreign(state, &SystemClock);
+        }
         while !stop.load(Ordering::Relaxed) {
             let received = recorder
                 .do_work(SystemClock.monotonic_ns())
@@ -154,7 +174,7 @@ impl ServeArgs {
         let stop = stop_on_signals(&STOP)?;
         let log = Log::open(&self.place.log, &LogOptions::read_only()).map_err(Failure::new)?;
         let topic = log.topic(&self.place.topic).map_err(Failure::new)?;
-        let mut store = LogStore::new(topic, &self.place.source).map_err(Failure::new)?;
+        let mut store = LogStore::new(&log, topic, &self.place.source).map_err(Failure::new)?;
         let mut server = retransmit_server(self.allowed, self.packet_bytes.into())?;
         let mut transport = UdpTransport::sender(&[], Some(self.requests)).map_err(Failure::new)?;
         let mut send_failures = 0;

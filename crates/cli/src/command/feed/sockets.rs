@@ -10,7 +10,7 @@ use clap::Args;
 use teeline_core::time::Clock;
 use teeline_feed::{
     Prefix, Receiver, ReceiverOptions, RequestOptions, RetransmitOptions, RetransmitServer,
-    Sessions, Start, Subscription, Transport,
+    Session, Sessions, Start, Subscription, Transport,
     driver::{Interface, LineOptions, UdpTransport, any_address, own_subnets},
 };
 use teeline_os::SystemClock;
@@ -190,11 +190,12 @@ impl SubscribeArgs {
         if self.spin { Wait::Spin } else { Wait::Sleep }
     }
 
-    /// Joins the lines.
+    /// Joins the lines. Nothing of the sessions `over` is taken.
     pub(super) fn subscribe(
         self,
         start: Start,
         sessions: Sessions,
+        over: Vec<Session>,
     ) -> Result<Subscription<UdpTransport>, Failure> {
         let requests = (!self.servers.is_empty()).then(|| any_address(self.lines.is_ipv6()));
         let transport = UdpTransport::receiver(&self.lines.options(), requests);
@@ -205,6 +206,7 @@ impl SubscribeArgs {
             servers: self.servers.len(),
             start,
             sessions,
+            ignored_sessions: over,
             requests: RequestOptions {
                 deadline_ns: self.deadline.saturating_mul(1_000_000),
                 ..RequestOptions::default()
