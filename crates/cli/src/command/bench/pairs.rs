@@ -16,6 +16,9 @@ use crate::output::{Answer, Failure, Output, complain};
 /// host that has moved a virtual core, another load.
 const FAR_OFF: f64 = 1.35;
 
+/// In the short form none is: its few rounds are there to see that the bench works, on a machine that may be busy.
+const FAR_OFF_SHORT: f64 = f64::INFINITY;
+
 /// At most as many pairs are run for each that is wanted, before those that count are taken for enough.
 const PAIRS_PER_WANTED: usize = 2;
 
@@ -79,7 +82,8 @@ pub(crate) fn measure(
     regime: &mut impl Regime,
     out: &mut Output,
 ) -> Result<Answer, Failure> {
-    let report = play(stage.pairs, regime, || stage.check_stop())?;
+    let far_off = if stage.short { FAR_OFF_SHORT } else { FAR_OFF };
+    let report = play(stage.pairs, far_off, regime, || stage.check_stop())?;
     report.print(stage, out)?;
     Ok(report.answer())
 }
@@ -117,6 +121,7 @@ pub(crate) fn measure_each<'a, const N: usize, P, W: Work>(
 /// Runs pairs until as many count as are `wanted`, or twice as many have been run.
 fn play(
     wanted: usize,
+    far_off: f64,
     regime: &mut impl Regime,
     check_stop: impl Fn() -> Result<(), Failure>,
 ) -> Result<Report, Failure> {
@@ -130,7 +135,7 @@ fn play(
         before = after;
         pairs.push(pair);
         let probes: Vec<[f64; 3]> = pairs.iter().map(|pair| pair.probes).collect();
-        let counts = which_count(&probes);
+        let counts = which_count(&probes, far_off);
         let kept = counts.iter().filter(|counts| **counts).count();
         if kept >= wanted || pairs.len() >= wanted * PAIRS_PER_WANTED {
             return Ok(Report::of(regime.case(), &warm_up, &pairs, &counts));
@@ -165,11 +170,11 @@ fn one_pair(
 }
 
 /// Which pairs count: those whose probes are all near the median of all probes.
-fn which_count(probes: &[[f64; 3]]) -> Vec<bool> {
+fn which_count(probes: &[[f64; 3]], far_off: f64) -> Vec<bool> {
     let Some(median) = Median::of(probes.iter().flatten().copied()) else {
         return Vec::new();
     };
-    let near = |probe: f64| (1.0 / FAR_OFF..=FAR_OFF).contains(&(probe / median.value));
+    let near = |probe: f64| (1.0 / far_off..=far_off).contains(&(probe / median.value));
     probes
         .iter()
         .map(|probes| probes.iter().all(|probe| near(*probe)))
@@ -449,7 +454,7 @@ impl fmt::Display for Target {
 
 #[cfg(test)]
 mod tests {
-    use super::{Case, Pair, Regime, Report, Target, play, which_count};
+    use super::{Case, FAR_OFF, FAR_OFF_SHORT, Pair, Regime, Report, Target, play, which_count};
     use crate::{
         command::bench::round::Round,
         output::{Answer, Failure},
@@ -518,7 +523,7 @@ mod tests {
     #[test]
     fn who_comes_first_takes_turns_and_a_probe_stands_around_each() {
         let mut regime = Told::new(0, &[]);
-        let report = play(3, &mut regime, || Ok(())).unwrap();
+        let report = play(3, FAR_OFF, &mut regime, || Ok(())).unwrap();
         assert_eq!(regime.asked, "ol-o-l-l-o-o-l-");
         assert_eq!((report.pairs, report.dropped), (3, 0));
         assert_eq!(report.answer(), Answer::Fine);
@@ -528,25 +533,27 @@ mod tests {
     fn dropped_pairs_are_made_up_for_to_twice_as_many() {
         // One probe that is far off spoils the pair around it, and one between two pairs both.
         let far = [300.0, 60.0, 300.0, 300.0, 900.0];
-        let report = play(4, &mut Told::new(0, &far), || Ok(())).unwrap();
+        let report = play(4, FAR_OFF, &mut Told::new(0, &far), || Ok(())).unwrap();
         assert_eq!((report.pairs, report.dropped), (4, 3));
         let wild: Vec<f64> = (0_u32..100)
             .map(|number| 100.0 * f64::from(1 + number % 7))
             .collect();
-        let report = play(4, &mut Told::new(0, &wild), || Ok(())).unwrap();
+        let report = play(4, FAR_OFF, &mut Told::new(0, &wild), || Ok(())).unwrap();
         assert_eq!(report.pairs + report.dropped, 8);
     }
 
     #[test]
     fn one_message_that_is_another_is_a_no() {
-        let report = play(2, &mut Told::new(1, &[]), || Ok(())).unwrap();
+        let report = play(2, FAR_OFF, &mut Told::new(1, &[]), || Ok(())).unwrap();
         assert_eq!((report.checked, report.wrong), (63, 3));
         assert_eq!(report.answer(), Answer::No);
     }
 
     #[test]
     fn a_stop_ends_it_between_pairs() {
-        let stopped = play(2, &mut Told::new(0, &[]), || Err(Failure::new("stopped")));
+        let stopped = play(2, FAR_OFF, &mut Told::new(0, &[]), || {
+            Err(Failure::new("stopped"))
+        });
         assert_eq!(stopped.unwrap_err().to_string(), "stopped");
     }
 
@@ -558,8 +565,9 @@ mod tests {
             [340.0, 520.0, 480.0],
             [390.0, 400.0, 395.0],
         ];
-        assert_eq!(which_count(&probes), [true, false, false, true]);
-        assert!(which_count(&[]).is_empty());
+        assert_eq!(which_count(&probes, FAR_OFF), [true, false, false, true]);
+        assert_eq!(which_count(&probes, FAR_OFF_SHORT), [true; 4]);
+        assert!(which_count(&[], FAR_OFF).is_empty());
     }
 
     #[test]
