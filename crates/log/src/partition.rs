@@ -252,7 +252,7 @@ impl Partition {
             })?;
             Ok((Arc::clone(&appender.syncer), written, done))
         })?;
-        Ok((done, syncer.commit(&written)?))
+        Ok((done, self.commit(&syncer, &written)?))
     }
 
     fn open_appender(&self) -> Result<Appender, AppendError> {
@@ -295,7 +295,7 @@ impl Partition {
         })?;
         // Outside of all locks: others append meanwhile, and one sync serves all who wait.
         if let Some(written) = written {
-            answer.durable = syncer.commit(&written)?;
+            answer.durable = self.commit(&syncer, &written)?;
         }
         self.grant(&wishes)?;
         Ok(answer)

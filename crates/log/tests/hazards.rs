@@ -405,6 +405,60 @@ fn lg_09_after_a_failed_sync_nothing_is_acknowledged_until_reopened() {
     }
 }
 
+/// HAZARDS LG-09: a process dies after its sync failed and before it could say so. The kernel tells of the failure once,
+/// so the next sync says that all is well; what is acknowledged then survives a power cut nevertheless.
+#[test]
+fn lg_09_a_sync_after_one_who_died_with_a_failed_sync_is_not_believed() {
+    let kinds = [
+        (Operation::Sync, ".log"),
+        (Operation::Sync, "producers.snapshot"),
+        (Operation::Sync, "0/state"),
+        (Operation::SyncDir, "fills/0"),
+    ];
+    for durability in [Durability::SyncEachBatch, Durability::LeaveToOs] {
+        for (operation, path) in kinds {
+            for k in 1..=20 {
+                let what = format!("{operation:?} {path}, {durability}, k = {k}");
+                let mut world = World::new(k, config(durability), 1);
+                world.open().unwrap();
+                let other = Log::open_on(world.disk.process(), ROOT, &options()).unwrap();
+                let others_topic = other.topic(&topic_name()).unwrap();
+                others_topic.recover(P0).unwrap();
+                world.disk.fail(Fault {
+                    operation,
+                    path_contains: path.to_owned(),
+                    nth: k,
+                    kind: std::io::ErrorKind::Other,
+                });
+                let (disk, process) = (world.disk.clone(), Arc::clone(&world.process));
+                world.disk.before_each(Some(Box::new(move |_| {
+                    if disk.failed() > 0 {
+                        disk.kill(&process);
+                    }
+                })));
+                let mut tries = 0..600;
+                while tries.next().is_some() {
+                    let numbers = world.numbers(0, world.last_known(0, 0), 1);
+                    if world.append(0, 0, &numbers).is_err() {
+                        break;
+                    }
+                }
+                world.disk.before_each(None);
+                assert_eq!(world.disk.take_failed(), 1, "{what}: never met");
+                let durable = others_topic.sync(P0).expect(&what);
+                assert_eq!(durable, others_topic.end(P0).unwrap(), "{what}");
+                world.oracle.durable.insert(0, durable.0);
+                world.restart(Crash::PowerCut);
+                world.open().expect(&what);
+                world.check(Some(Crash::PowerCut));
+                let numbers = world.numbers(0, world.last_known(0, 0), 3);
+                world.append(0, 0, &numbers).unwrap();
+                world.check(None);
+            }
+        }
+    }
+}
+
 /// HAZARDS LG-09, while recovering: a sync that fails in an opening after a power cut costs nothing that was promised.
 #[test]
 fn lg_09_a_sync_that_fails_during_recovery_loses_nothing() {

@@ -2,7 +2,7 @@
 
 use super::{VERSION, layout};
 
-layout! { USED_BYTES = 144;
+layout! { USED_BYTES = 152;
     MAGIC: u64 = 0,
     BOOT: u64 = 8,
     TERM: u64 = 16,
@@ -21,6 +21,7 @@ layout! { USED_BYTES = 144;
     FREED: u64 = 120,
     FORGOTTEN: u64 = 128,
     PREPARED: u64 = 136,
+    SYNCING: u64 = 144,
 }
 
 /// Length of the file: one page.
@@ -68,11 +69,14 @@ pub enum Word {
     Forgotten,
     /// One more than the base offset of the newest segment that was written ahead as a whole.
     Prepared,
+    /// Set while the lock for syncing is held: found set by the next holder, the one before died, and nobody knows
+    /// what became of his sync.
+    Syncing,
 }
 
 impl Word {
     /// All words.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Magic,
         Self::Boot,
         Self::Term,
@@ -91,6 +95,7 @@ impl Word {
         Self::Freed,
         Self::Forgotten,
         Self::Prepared,
+        Self::Syncing,
     ];
 
     /// Where the word stands in the page, in bytes.
@@ -115,6 +120,7 @@ impl Word {
             Self::Freed => field::FREED.start(),
             Self::Forgotten => field::FORGOTTEN.start(),
             Self::Prepared => field::PREPARED.start(),
+            Self::Syncing => field::SYNCING.start(),
         }
     }
 }

@@ -46,6 +46,27 @@ impl Appender {
         Ok(())
     }
 
+    /// Writes what the active segment holds once more.
+    pub(super) fn rewrite(&mut self) -> Result<(), StorageError> {
+        let end = u64::from(self.end.file_pos);
+        let file = Arc::clone(&self.active()?.file);
+        let mut bytes = vec![0; usize::try_from(ZEROS_BYTES.min(end)).expect("1 MiB at most")];
+        let mut at = 0;
+        while at < end {
+            let len = (end - at).min(bytes.len() as u64);
+            let step = bytes
+                .get_mut(..usize::try_from(len).expect("1 MiB at most"))
+                .unwrap_or_default();
+            let count = file.read_at(at, step)?;
+            let Some(read) = step.get(..count).filter(|read| !read.is_empty()) else {
+                break;
+            };
+            file.write_at(at, read)?;
+            at += count as u64;
+        }
+        Ok(())
+    }
+
     /// The segment that is written, opened if it was not.
     pub(super) fn active(&mut self) -> Result<&mut Active, StorageError> {
         let storage = &*self.env.storage;
@@ -73,6 +94,10 @@ impl Appender {
     /// Seals the active segment and starts the next one. Leaves the page dirty: whoever comes after one that died in here
     /// must not write to the segment before. Who writes nothing now cleans it.
     pub(super) fn roll(&mut self) -> Result<(), AppendError> {
+        self.in_turn(Self::roll_in_turn)
+    }
+
+    fn roll_in_turn(&mut self) -> Result<(), AppendError> {
         self.settle()?;
         self.active()?
             .index

@@ -202,7 +202,7 @@ impl Appender {
         })
     }
 
-    /// Runs `f` with the turn to sync held.
+    /// Runs `f` with the turn to sync held. If whoever had it before died with it, that is seen to first.
     pub(super) fn in_turn<T>(
         &mut self,
         f: impl FnOnce(&mut Self) -> Result<T, AppendError>,
@@ -210,11 +210,26 @@ impl Appender {
         if self.in_turn {
             return f(self);
         }
+        self.in_turn_as_found(|appender, doubtful| {
+            if doubtful {
+                appender.write_again()?;
+            }
+            f(appender)
+        })
+    }
+
+    /// Runs `f` with the turn to sync held, and tells it whether whoever had it before died with it.
+    pub(super) fn in_turn_as_found<T>(
+        &mut self,
+        f: impl FnOnce(&mut Self, bool) -> Result<T, AppendError>,
+    ) -> Result<T, AppendError> {
         let syncer = Arc::clone(&self.syncer);
-        let turn = syncer.turn()?;
+        let mut turn = syncer.turn()?;
         self.in_turn = true;
-        let done = f(self);
+        let done = f(self, turn.doubtful);
         self.in_turn = false;
+        // Damage leaves it open; and whoever stops the others has told them enough.
+        turn.doubtful &= done.is_err() || self.damage.is_some();
         let finished = syncer.finish(turn);
         let done = done?;
         finished?;

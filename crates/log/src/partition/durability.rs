@@ -4,7 +4,11 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use teeline_core::{Offset, SourceId};
 
-use super::{Partition, appender::Appender};
+use super::{
+    Partition,
+    appender::Appender,
+    syncer::{Syncer, Written},
+};
 use crate::{
     AppendError,
     format::{
@@ -40,9 +44,12 @@ impl Appender {
         })
     }
 
-    /// Reads the newest slot of `state`, and makes it durable: whoever wrote it may have died before the sync.
+    /// Reads the newest slot of `state`, and makes it durable: whoever wrote it may have died before the sync, or after
+    /// one that failed. So it is written again.
     pub(super) fn refresh_state(&mut self) -> Result<(), AppendError> {
         self.state = read_state(&*self.env.storage, &self.dir)?;
+        self.state_file
+            .write_at(self.state.file_pos(), &self.state.encode())?;
         self.state_file.sync().map_err(|error| self.stop(error))
     }
 
@@ -149,8 +156,12 @@ impl Partition {
                 appender.producers.entries(),
             )
         };
-        syncer.commit(&written)?;
+        self.commit(&syncer, &written)?;
         let turn = syncer.turn()?;
+        if turn.doubtful {
+            // Whoever appends next sees to that first.
+            return Ok(());
+        }
         // Somebody may have taken it back meanwhile.
         syncer.durable(&written)?;
         let taken = match take_snapshot(self.storage(), self.dir(), &end, &entries) {
@@ -195,7 +206,19 @@ impl Partition {
             }
             appender.locked(|appender| Ok((Arc::clone(&appender.syncer), appender.written()?)))?
         };
-        syncer.commit(&written).map(drop)
+        self.commit(&syncer, &written).map(drop)
+    }
+
+    /// Waits until `written` is durable, and returns the end of what is.
+    pub(super) fn commit(&self, syncer: &Syncer, written: &Written) -> Result<Offset, AppendError> {
+        loop {
+            if let Some(durable) = syncer.commit(written)? {
+                return Ok(durable);
+            }
+            self.with_appender(|appender| {
+                appender.locked(|appender| appender.in_turn(|_| Ok(())))
+            })?;
+        }
     }
 
     /// A sync failed: nothing more is acknowledged by anyone until the partition is reopened.

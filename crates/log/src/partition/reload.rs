@@ -1,6 +1,6 @@
 //! Finding out everything anew from the files, and recovering from whoever did not finish.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use teeline_core::Offset;
 
@@ -22,16 +22,34 @@ impl Appender {
     /// sync this is the reopening: what was not durable is forgotten.
     pub(super) fn reload(&mut self) -> Result<(), AppendError> {
         // Nobody may be syncing what is being judged.
-        self.in_turn(Self::reload_in_turn)
+        self.in_turn_as_found(Self::reload_in_turn)
     }
 
-    fn reload_in_turn(&mut self) -> Result<(), AppendError> {
+    /// Whoever had the turn to sync before died with it: checks what is cached, and writes and syncs it once more. What
+    /// this process is about to append stays prepared.
+    pub(super) fn write_again(&mut self) -> Result<(), AppendError> {
+        let end = self.end.offset;
+        let builder = mem::take(&mut self.builder);
+        let done = self.reload_in_turn(true);
+        self.builder = builder;
+        done?;
+        match &self.damage {
+            Some(damage) => Err(AppendError::Damaged(Box::new(damage.clone()))),
+            // Something was gone, so that the next record has another offset than was taken for it.
+            None if self.end.offset != end => Err(self.refusal()),
+            None => Ok(()),
+        }
+    }
+
+    fn reload_in_turn(&mut self, doubtful: bool) -> Result<(), AppendError> {
         let env = Arc::clone(&self.env);
         let storage = &*env.storage;
         let dir = self.dir.clone();
         self.active = None;
         let current = is_current(&*self.page, storage);
         let stopped = current && self.page.load(Word::Stopped) != 0;
+        // After a sync that is known to have failed, what is cached is not believed at all.
+        let doubtful = current && !stopped && doubtful;
         if stopped {
             self.state_file.drop_cached()?;
         }
@@ -57,6 +75,9 @@ impl Appender {
             })?;
         if stopped {
             self.forget_unsynced(start.segment, known)?;
+        }
+        if doubtful {
+            self.remove_unused(start.segment, page_end)?;
         }
         let undisturbed =
             (current && !stopped && self.page.load(Word::Dirty) == 0).then_some(page_end);
@@ -89,6 +110,7 @@ impl Appender {
         storage.sync_dir(&dir).map_err(|error| self.stop(error))?;
         let settled = current
             && !stopped
+            && !doubtful
             && self.page.load(Word::Dirty) == 0
             && self.page.load(Word::Term) == self.state.term
             && found.torn.is_none()
@@ -112,8 +134,8 @@ impl Appender {
             // short, the next one still knows of them.
             self.found_page(answered_end.max(found.end.offset))?;
         }
-        self.recover(&found, answered_end)?;
-        if stopped {
+        self.recover(&found, answered_end, doubtful)?;
+        if stopped || doubtful {
             // The names of the snapshots may not be durable either: a power cut could bring back one that lies where
             // compaction has been since.
             self.refresh_snapshots(Offset(u64::MAX))?;
@@ -129,11 +151,7 @@ impl Appender {
         durable: Offset,
     ) -> Result<(), StorageError> {
         let storage = &*self.env.storage;
-        // Its name may never become durable, under whichever name it is taken for the next segment.
-        match storage.remove(&recovery::next_segment_path(&self.dir)) {
-            Err(error) if !error.is_not_found() => return Err(error),
-            _ => {}
-        }
+        self.remove_next()?;
         for base in segment::list(storage, &self.dir)? {
             let path = segment::log_path(&self.dir, base);
             if base > first && base >= durable {
@@ -143,6 +161,29 @@ impl Appender {
             }
         }
         Ok(())
+    }
+
+    /// Removes the segments that were made and never written to: a sync of the directory may have failed, and then their
+    /// names never become durable.
+    fn remove_unused(&self, first: Offset, end: Offset) -> Result<(), StorageError> {
+        let storage = &*self.env.storage;
+        self.remove_next()?;
+        for base in segment::list(storage, &self.dir)? {
+            if base > first && base >= end {
+                storage.remove(&segment::log_path(&self.dir, base))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the prepared segment: its name may never become durable, under whichever name it is taken for the next
+    /// one.
+    fn remove_next(&self) -> Result<(), StorageError> {
+        let path = recovery::next_segment_path(&self.dir);
+        match self.env.storage.remove(&path) {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Makes the page count for this boot, marked dirty.
@@ -178,11 +219,12 @@ impl Appender {
     }
 
     /// Removes a torn tail, makes what is kept durable, leaves a `Lost` record where offsets below `answered_end` are
-    /// gone, and begins a new term.
+    /// gone, and begins a new term. What is kept is written once more where a sync of it may have failed.
     pub(super) fn recover(
         &mut self,
         found: &Found,
         answered_end: Offset,
+        rewrites: bool,
     ) -> Result<(), AppendError> {
         self.report.recovered = true;
         if self.end.offset < answered_end {
@@ -192,6 +234,9 @@ impl Appender {
         }
         if let Some(torn) = &found.torn {
             self.erase(torn.bytes.clone())?;
+        }
+        if rewrites {
+            self.rewrite()?;
         }
         let file = Arc::clone(&self.active()?.file);
         file.reserve(self.config.segment_bytes.into())?;

@@ -65,12 +65,19 @@ pub(super) struct Written {
 #[derive(Debug)]
 pub(super) struct Turn<'a> {
     syncer: &'a Syncer,
+    /// Whoever had it before died with it, perhaps after a sync failed and before he could say so: the kernel reports
+    /// that once. A sync of what he had written says nothing; it must be written again.
+    pub(super) doubtful: bool,
     /// Given up after the lock.
     _thread: MutexGuard<'a, ()>,
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
+        if !self.doubtful {
+            // A page that cannot be stored into belongs to a process that is dead.
+            drop(self.syncer.page.store(Word::Syncing, 0));
+        }
         self.syncer.lock.release();
     }
 }
@@ -111,8 +118,9 @@ impl Syncer {
             .unwrap_or_else(PoisonError::into_inner) = self.env.storage.monotonic_ns();
     }
 
-    /// Waits until `written` is durable, syncing if nobody else does, and returns the end of what is.
-    pub(super) fn commit(&self, written: &Written) -> Result<Offset, AppendError> {
+    /// Waits until `written` is durable, syncing if nobody else does, and returns the end of what is. `None` if
+    /// somebody died with the turn: then it takes the partition's lock, too, to find out.
+    pub(super) fn commit(&self, written: &Written) -> Result<Option<Offset>, AppendError> {
         self.crowd().waiting.push(written.end);
         let done = self.commit_in_crowd(written);
         let mut crowd = self.crowd();
@@ -123,20 +131,23 @@ impl Syncer {
         done
     }
 
-    fn commit_in_crowd(&self, written: &Written) -> Result<Offset, AppendError> {
+    fn commit_in_crowd(&self, written: &Written) -> Result<Option<Offset>, AppendError> {
         self.until(|| {
             if let Some(durable) = self.durable(written)? {
-                return Ok(Some(durable));
+                return Ok(Some(Some(durable)));
             }
             let Some(turn) = self.try_turn()? else {
                 return Ok(None);
             };
+            if turn.doubtful {
+                return Ok(Some(None));
+            }
             // It may have become durable, or been taken back, by whoever had the turn before.
             if self.durable(written)?.is_none() {
                 self.sync(&turn, written)?;
             }
             self.finish(turn)?;
-            self.durable(written)
+            Ok(self.durable(written)?.map(Some))
         })
     }
 
@@ -203,8 +214,10 @@ impl Syncer {
         }
         let turn = Turn {
             syncer: self,
+            doubtful: self.page.load(Word::Syncing) != 0,
             _thread: thread,
         };
+        self.page.store(Word::Syncing, 1)?;
         note_holder(
             &*self.env.storage,
             &*self.page,

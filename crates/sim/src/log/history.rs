@@ -184,12 +184,10 @@ impl World {
             bytes => self.random.usize(0..=bytes),
         };
         let cut = self.random.bool();
+        // Killed, perhaps, between a failed sync and the word that stops the others: nobody alive knows of the failure, and
+        // the kernel tells it once. Whoever goes on must not believe the next sync.
         let failed = std::mem::replace(&mut self.failed, self.disk.failed());
-        if self.failed > failed && !cut {
-            // Killed between a failed sync and the word that stops the others: nobody alive knows of the failure, and the
-            // kernel tells it once.
-            return;
-        }
+        let untold = self.failed > failed && !cut;
         // After a failed sync nobody believes the page cache.
         trace(|| {
             let (operation, path) = (step.operation, step.path.display());
@@ -226,7 +224,7 @@ impl World {
         }
         let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
         oracle.check(&log, crash);
-        if self.random.u32(0..8) == 0 {
+        if self.random.u32(0..8) == 0 || untold {
             self.go_on(&disk, &log, &mut oracle);
         }
     }
