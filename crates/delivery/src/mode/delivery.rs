@@ -242,8 +242,9 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             permit.keep(batch.len().max(usize::from(refused.is_some())));
         }
         if batch.is_empty() {
+            // Whoever has caught up, or stops at a message, is to be seen there.
+            self.report(which, partition, true)?;
             let Some(refused) = refused else {
-                self.report(which, partition, true)?;
                 return Ok(0);
             };
             if self.recovery.is_none() || refused.is_control || self.is_to_stop(&refused.error) {
@@ -299,7 +300,6 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             Mode::Atomic => {
                 let done = self.process_atomically(which, partition, batch, hook)?;
                 self.stream(which).owned(partition).unreported += 1;
-                // Whoever stops at a message is to be seen in front of it.
                 self.report(which, partition, matches!(done, Done::Until(..)))?;
                 Ok(done)
             }
