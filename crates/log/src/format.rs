@@ -2,7 +2,11 @@
 //!
 //! In the code: one module per structure. What is read is input: decoders check everything and answer with a [`Flaw`].
 
-use std::{fmt, marker::PhantomData};
+use std::{
+    fmt,
+    marker::PhantomData,
+    slice::{ChunksExact, ChunksExactMut},
+};
 
 pub mod ages;
 pub mod batch;
@@ -201,6 +205,66 @@ pub(crate) fn check_sum(bytes: &[u8], checksum: &Field<u32>) -> Result<(), Flaw>
         Ok(())
     } else {
         Err(Flaw::Checksum { stated, computed })
+    }
+}
+
+/// A file of a header that counts, and so many entries of one size behind it.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    pub(crate) header_bytes: usize,
+    pub(crate) entry_bytes: usize,
+    pub(crate) magic: u32,
+    pub(crate) version: Field<u16>,
+    pub(crate) checksum: Field<u32>,
+    pub(crate) count: Field<u32>,
+}
+
+impl Counted {
+    /// The file's bytes, in which magic number, version and count are put, for the rest to be put in.
+    ///
+    /// # Panics
+    /// If there are more than 2³² entries.
+    pub(crate) fn begin(&self, entries: usize) -> Vec<u8> {
+        let mut bytes = vec![0; self.header_bytes + entries * self.entry_bytes];
+        Field::<u32>::at(0).put(&mut bytes, self.magic);
+        self.version.put(&mut bytes, VERSION);
+        let count = u32::try_from(entries).expect("entries are bounded");
+        self.count.put(&mut bytes, count);
+        bytes
+    }
+
+    /// The entries' places in bytes that were begun.
+    pub(crate) fn places<'a>(&self, bytes: &'a mut [u8]) -> ChunksExactMut<'a, u8> {
+        bytes
+            .get_mut(self.header_bytes..)
+            .unwrap_or_default()
+            .chunks_exact_mut(self.entry_bytes)
+    }
+
+    /// Puts the checksum in, once everything else is there.
+    pub(crate) fn end(&self, bytes: &mut [u8]) {
+        let checksum = checksum_without(&self.checksum, bytes);
+        self.checksum.put(bytes, checksum);
+    }
+
+    /// Checks the whole file, and returns its entries. What fields mean is for the caller to check.
+    pub(crate) fn check<'a>(&self, bytes: &'a [u8]) -> Result<ChunksExact<'a, u8>, Flaw> {
+        check_begin(bytes, self.header_bytes, self.magic, &self.version)?;
+        let count = self.count.get(bytes);
+        let need = self.header_bytes + count as usize * self.entry_bytes;
+        let have = bytes.len();
+        if have < need {
+            return Err(Flaw::Short { need, have });
+        }
+        if have > need {
+            return Err(Flaw::Field {
+                field: "count",
+                value: count.into(),
+            });
+        }
+        check_sum(bytes, &self.checksum)?;
+        let entries = bytes.get(self.header_bytes..).unwrap_or_default();
+        Ok(entries.chunks_exact(self.entry_bytes))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use teeline_core::Offset;
 
-use super::{Flaw, VERSION, check_begin, check_sum, checksum_without, layout};
+use super::{Counted, Flaw, layout};
 use entry::ENTRY_BYTES;
 
 layout! { HEADER_BYTES = 56;
@@ -30,6 +30,15 @@ pub mod entry {
 
 /// First bytes of the file.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TLAG");
+
+const FILE: Counted = Counted {
+    header_bytes: HEADER_BYTES,
+    entry_bytes: ENTRY_BYTES,
+    magic: MAGIC,
+    version: field::VERSION,
+    checksum: field::CHECKSUM,
+    count: field::COUNT,
+};
 
 /// At some time the log ended here: every record below is at least as old as that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,26 +72,17 @@ pub struct Ages {
 /// If there are more than 2³² entries.
 #[must_use]
 pub fn encode(ages: &Ages) -> Vec<u8> {
-    let mut bytes = vec![0; HEADER_BYTES + ages.seen.len() * ENTRY_BYTES];
-    field::MAGIC.put(&mut bytes, MAGIC);
-    field::VERSION.put(&mut bytes, VERSION);
-    let count = u32::try_from(ages.seen.len()).expect("entries are bounded");
-    field::COUNT.put(&mut bytes, count);
+    let mut bytes = FILE.begin(ages.seen.len());
     field::BOOT.put(&mut bytes, ages.boot);
     field::MONOTONIC_NS.put(&mut bytes, ages.monotonic_ns);
     field::WALL_NS.put(&mut bytes, ages.wall_ns);
     field::LIVED_NS.put(&mut bytes, ages.lived_ns);
     field::JUMPS.put(&mut bytes, ages.jumps);
-    let places = bytes
-        .get_mut(HEADER_BYTES..)
-        .unwrap_or_default()
-        .chunks_exact_mut(ENTRY_BYTES);
-    for (place, seen) in places.zip(&ages.seen) {
+    for (place, seen) in FILE.places(&mut bytes).zip(&ages.seen) {
         entry::field::LIVED_NS.put(place, seen.lived_ns);
         entry::field::END.put(place, seen.end.0);
     }
-    let checksum = checksum_without(&field::CHECKSUM, &bytes);
-    field::CHECKSUM.put(&mut bytes, checksum);
+    FILE.end(&mut bytes);
     bytes
 }
 
@@ -91,25 +91,8 @@ pub fn encode(ages: &Ages) -> Vec<u8> {
 /// # Errors
 /// What is wrong with it.
 pub fn decode(bytes: &[u8]) -> Result<Ages, Flaw> {
-    check_begin(bytes, HEADER_BYTES, MAGIC, &field::VERSION)?;
-    let count = field::COUNT.get(bytes);
-    let need = HEADER_BYTES + count as usize * ENTRY_BYTES;
-    let have = bytes.len();
-    if have < need {
-        return Err(Flaw::Short { need, have });
-    }
-    if have > need {
-        return Err(Flaw::Field {
-            field: "count",
-            value: count.into(),
-        });
-    }
-    check_sum(bytes, &field::CHECKSUM)?;
-    let places = bytes
-        .get(HEADER_BYTES..)
-        .unwrap_or_default()
-        .chunks_exact(ENTRY_BYTES);
-    let seen: Vec<_> = places
+    let seen: Vec<_> = FILE
+        .check(bytes)?
         .map(|place| Seen {
             lived_ns: entry::field::LIVED_NS.get(place),
             end: Offset(entry::field::END.get(place)),

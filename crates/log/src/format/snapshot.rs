@@ -2,7 +2,7 @@
 
 use teeline_core::{Epoch, Offset, Sequence, SourceId};
 
-use super::{Flaw, VERSION, check_begin, check_sum, checksum_without, layout};
+use super::{Counted, Flaw, layout};
 use entry::ENTRY_BYTES;
 
 layout! { HEADER_BYTES = 48;
@@ -33,6 +33,15 @@ pub mod entry {
 
 /// First bytes of every snapshot.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TLSN");
+
+const FILE: Counted = Counted {
+    header_bytes: HEADER_BYTES,
+    entry_bytes: ENTRY_BYTES,
+    magic: MAGIC,
+    version: field::VERSION,
+    checksum: field::CHECKSUM,
+    count: field::COUNT,
+};
 
 /// A place in a partition from which its batches can be read on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,31 +88,20 @@ pub struct Last {
 /// If there are more than 2³² entries.
 #[must_use]
 pub fn encode(cursor: &Cursor, entries: &[(SourceId, Last)]) -> Vec<u8> {
-    let mut bytes = vec![0; HEADER_BYTES + entries.len() * ENTRY_BYTES];
-    field::MAGIC.put(&mut bytes, MAGIC);
-    field::VERSION.put(&mut bytes, VERSION);
-    field::COUNT.put(
-        &mut bytes,
-        u32::try_from(entries.len()).expect("sources are bounded"),
-    );
+    let mut bytes = FILE.begin(entries.len());
     field::OFFSET.put(&mut bytes, cursor.offset.0);
     field::SEGMENT.put(&mut bytes, cursor.segment.0);
     field::FILE_POS.put(&mut bytes, cursor.file_pos);
     field::PREVIOUS.put(&mut bytes, cursor.previous);
     field::TERM.put(&mut bytes, cursor.term);
-    let places = bytes
-        .get_mut(HEADER_BYTES..)
-        .unwrap_or_default()
-        .chunks_exact_mut(ENTRY_BYTES);
-    for (place, (source, last)) in places.zip(entries) {
+    for (place, (source, last)) in FILE.places(&mut bytes).zip(entries) {
         entry::field::SOURCE.put(place, source.0);
         entry::field::EPOCH.put(place, last.epoch.0);
         entry::field::SEQUENCE.put(place, last.sequence.0);
         entry::field::DIGEST.put(place, last.digest);
         entry::field::OFFSET.put(place, last.offset.0);
     }
-    let checksum = checksum_without(&field::CHECKSUM, &bytes);
-    field::CHECKSUM.put(&mut bytes, checksum);
+    FILE.end(&mut bytes);
     bytes
 }
 
@@ -112,20 +110,7 @@ pub fn encode(cursor: &Cursor, entries: &[(SourceId, Last)]) -> Vec<u8> {
 /// # Errors
 /// What is wrong with it.
 pub fn decode(bytes: &[u8]) -> Result<(Cursor, Vec<(SourceId, Last)>), Flaw> {
-    check_begin(bytes, HEADER_BYTES, MAGIC, &field::VERSION)?;
-    let count = field::COUNT.get(bytes);
-    let need = HEADER_BYTES + count as usize * ENTRY_BYTES;
-    let have = bytes.len();
-    if have < need {
-        return Err(Flaw::Short { need, have });
-    }
-    if have > need {
-        return Err(Flaw::Field {
-            field: "count",
-            value: count.into(),
-        });
-    }
-    check_sum(bytes, &field::CHECKSUM)?;
+    let entries = FILE.check(bytes)?;
     let cursor = Cursor {
         offset: Offset(field::OFFSET.get(bytes)),
         segment: Offset(field::SEGMENT.get(bytes)),
@@ -139,10 +124,6 @@ pub fn decode(bytes: &[u8]) -> Result<(Cursor, Vec<(SourceId, Last)>), Flaw> {
             value: cursor.segment.0,
         });
     }
-    let entries = bytes
-        .get(HEADER_BYTES..)
-        .unwrap_or_default()
-        .chunks_exact(ENTRY_BYTES);
     let entries = entries.map(|place| {
         let last = Last {
             epoch: Epoch(entry::field::EPOCH.get(place)),
