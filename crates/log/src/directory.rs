@@ -17,7 +17,7 @@ use crate::{
     AppendError, DiskStorage, LastStored, Progress, ReadError, Reader, ResumeError, ResumePoint,
     Succession, Topic, TopicConfig, Writer, WriterError, format,
     helper::Helper,
-    storage::{Access, LockError, Storage, StorageError},
+    storage::{Access, LockError, Storage, StorageError, remove_if_there},
     topic::{self, Env},
     writer,
 };
@@ -448,10 +448,7 @@ impl Log {
         }
         // Whoever began this directory held the lock, and so is dead or failed.
         let aside = root.join(format!(".{name}.new"));
-        match storage.remove(&aside) {
-            Err(error) if !error.is_not_found() => return Err(error.into()),
-            _ => {}
-        }
+        remove_if_there(&**storage, &aside)?;
         let made = topic::create(&**storage, &aside, name, config)
             .and_then(|()| Ok(storage.rename(&aside, &dir)?));
         if let Err(error) = made {

@@ -104,32 +104,31 @@ impl Helper {
         partition: Weak<Partition>,
         job: fn(&Partition) -> Result<(), AppendError>,
     ) -> Result<(), AppendError> {
-        let aside = storage.has_threads();
-        let mut outcome = Ok(());
-        if aside {
-            let job: Job = Box::new(move || {
-                if let Some(partition) = partition.upgrade() {
-                    drop(job(&partition));
-                }
-            });
-            let (slot, name) = match lane {
-                Lane::Durability => (&self.durability, "teeline-log-sync"),
-                Lane::Space => (&self.space, "teeline-log-space"),
-            };
-            let start = || {
-                Thread::start(name, |jobs: &Receiver<Job>| {
-                    for job in jobs {
-                        job();
-                    }
-                })
-            };
-            if let Err(job) = send(slot, start, job) {
-                job();
-            }
-        } else if let Some(partition) = partition.upgrade() {
-            outcome = job(&partition);
+        if !storage.has_threads() {
+            return partition
+                .upgrade()
+                .map_or(Ok(()), |partition| job(&partition));
         }
-        outcome
+        let job: Job = Box::new(move || {
+            if let Some(partition) = partition.upgrade() {
+                drop(job(&partition));
+            }
+        });
+        let (slot, name) = match lane {
+            Lane::Durability => (&self.durability, "teeline-log-sync"),
+            Lane::Space => (&self.space, "teeline-log-space"),
+        };
+        let start = || {
+            Thread::start(name, |jobs: &Receiver<Job>| {
+                for job in jobs {
+                    job();
+                }
+            })
+        };
+        if let Err(job) = send(slot, start, job) {
+            job();
+        }
+        Ok(())
     }
 
     /// Sees to it from now on that what is written to a partition is synced within `interval`.

@@ -51,7 +51,7 @@ impl Producers {
     pub(crate) fn apply(&mut self, header: &batch::Header, bytes: &[u8]) {
         // Most batches are of one source, and only its last record counts: a digest is costly.
         let mut newest: Option<Encoded<'_>> = None;
-        for record in VerifiedRecords::new(bytes) {
+        for (record, _) in VerifiedRecords::new(bytes) {
             let Some(identity) = record.identity else {
                 continue;
             };

@@ -518,9 +518,7 @@ impl IndexWriter {
     /// The entry to make for a batch, if one is due: the same for whoever takes the batch in.
     fn due(&mut self, pos: u32, header: &Header) -> Option<Entry> {
         self.time_max_ns = self.time_max_ns.max(header.time_max_ns);
-        let due = self
-            .last_pos
-            .is_none_or(|last| pos >= last.saturating_add(index::INTERVAL_BYTES));
+        let due = index::is_due(self.last_pos, pos);
         (due && self.entries < self.capacity).then_some(Entry {
             offset: header.base,
             time_max_ns: self.time_max_ns,

@@ -97,6 +97,14 @@ pub enum LockError {
     Storage(#[from] StorageError),
 }
 
+/// Removes what is at `path`, if anything is.
+pub(crate) fn remove_if_there(storage: &dyn Storage, path: &Path) -> Result<()> {
+    match storage.remove(path) {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// The holder in a sentence.
 pub(crate) fn describe(holder: Option<Holder>) -> String {
     holder.map_or_else(|| "another process".to_owned(), |holder| holder.to_string())

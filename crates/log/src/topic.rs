@@ -191,7 +191,7 @@ impl Topic {
         found.cloned().ok_or(current.config.partitions)
     }
 
-    fn to_append(&self, number: Number) -> Result<Arc<Partition>, AppendError> {
+    pub(crate) fn to_append(&self, number: Number) -> Result<Arc<Partition>, AppendError> {
         self.partition(number)
             .map_err(|partitions| AppendError::NoPartition {
                 topic: self.shared.name.to_string(),
@@ -319,22 +319,6 @@ impl Topic {
     /// As an append.
     pub fn sync(&self, partition: Number) -> Result<Offset, AppendError> {
         self.to_append(partition)?.sync()
-    }
-
-    pub(crate) fn retain_by(
-        &self,
-        partition: Number,
-        rule: &partition::Rule<'_>,
-    ) -> Result<partition::Retained, AppendError> {
-        self.to_append(partition)?.retain(rule)
-    }
-
-    pub(crate) fn compact_by(
-        &self,
-        partition: Number,
-        rule: &partition::CompactRule,
-    ) -> Result<partition::Compacted, AppendError> {
-        self.to_append(partition)?.compact(rule)
     }
 
     /// The last durable record of a source in the partition, as [`Log::last`](crate::Log::last).

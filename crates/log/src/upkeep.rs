@@ -12,6 +12,7 @@ use teeline_core::{Name, Offset, Partition};
 
 use crate::{
     AppendError, Compacted, Compaction, Log, Retained, Retention, Topic, TopicError,
+    groups::GroupOffset,
     partition::{CompactRule, Rule},
     sqlite::DatabaseError,
 };
@@ -40,6 +41,19 @@ pub struct Passed {
 }
 
 impl Passed {
+    /// What of `offsets` is of one topic.
+    fn of(topic: &Name, offsets: &[GroupOffset]) -> Self {
+        let mut passed = Self::default();
+        for offset in offsets {
+            if offset.topic == *topic
+                && let Some(next) = offset.next
+            {
+                passed.insert(offset.group.clone(), offset.partition, next);
+            }
+        }
+        passed
+    }
+
     /// Notes the offset that a group reads next.
     pub fn insert(&mut self, group: Name, partition: Partition, next: Offset) {
         self.next.insert((group, partition), next);
@@ -62,15 +76,7 @@ impl Log {
     /// # Errors
     /// When the groups' database cannot be read.
     pub fn passed(&self, topic: &Name) -> Result<Passed, DatabaseError> {
-        let mut passed = Passed::default();
-        for offset in self.group_offsets()? {
-            if offset.topic == *topic
-                && let Some(next) = offset.next
-            {
-                passed.insert(offset.group, offset.partition, next);
-            }
-        }
-        Ok(passed)
+        Ok(Passed::of(topic, &self.group_offsets()?))
     }
 }
 
@@ -95,7 +101,7 @@ impl Topic {
             passed: passed.slowest(&policy.passed_by, partition),
             dry_run,
         };
-        self.retain_by(partition, &rule)
+        self.to_append(partition)?.retain(&rule)
     }
 
     /// Rewrites the sealed segments of a partition with the latest record of each key: records without a key and control
@@ -118,7 +124,7 @@ impl Topic {
             least_dirty_percent,
             dry_run,
         };
-        self.compact_by(partition, &rule)
+        self.to_append(partition)?.compact(&rule)
     }
 }
 
@@ -130,13 +136,19 @@ impl Log {
     /// When something failed.
     pub fn look_after(&self) -> Result<(), UpkeepError> {
         let mut first = Ok(());
+        // Read once, and not where no topic asks for anything: opening that database checks all of it.
+        let mut offsets = None;
         for topic in self.topics()? {
             let config = topic.config();
             let retains = !config.retention.keeps_all() || config.roll_age.is_some();
             if !retains && config.compaction.is_none() {
                 continue;
             }
-            let passed = self.passed(topic.name())?;
+            let offsets = match &mut offsets {
+                Some(known) => known,
+                unknown => unknown.insert(self.group_offsets()?),
+            };
+            let passed = Passed::of(topic.name(), offsets);
             for partition in topic.partitions() {
                 let mut done = Ok(());
                 if retains {

@@ -20,6 +20,11 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"TLIX");
 /// Bytes of a segment between two entries, at least: what a lookup scans beyond its entry.
 pub const INTERVAL_BYTES: u32 = 64 << 10;
 
+/// Whether a batch at `pos` gets an entry, after the last one at `last`.
+pub(crate) fn is_due(last: Option<u32>, pos: u32) -> bool {
+    last.is_none_or(|last| pos >= last.saturating_add(INTERVAL_BYTES))
+}
+
 /// One entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {

@@ -442,12 +442,14 @@ impl<'a> VerifiedRecords<'a> {
 }
 
 impl<'a> Iterator for VerifiedRecords<'a> {
-    type Item = Encoded<'a>;
+    /// A record, and its bytes with the padding.
+    type Item = (Encoded<'a>, &'a [u8]);
 
-    fn next(&mut self) -> Option<Encoded<'a>> {
+    fn next(&mut self) -> Option<Self::Item> {
         let (record, bytes) = Encoded::decode_verified(self.rest)?;
-        self.rest = self.rest.get(bytes..).unwrap_or_default();
-        Some(record)
+        let (encoded, rest) = self.rest.split_at_checked(bytes)?;
+        self.rest = rest;
+        Some((record, encoded))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     format::watermark::Word,
     recovery,
     segment::{self, IndexWriter},
-    storage::{Access, StorageError, StorageFile},
+    storage::{Access, StorageError, StorageFile, remove_if_there},
 };
 
 /// Zeros are written ahead in steps of this many bytes, at least and at most. Whoever waits for a sync waits for a step
@@ -23,27 +23,24 @@ const WRITE_AHEAD_BYTES_MAX: u64 = 8 << 20;
 /// What is written at once.
 const ZEROS_BYTES: u64 = 1 << 20;
 
+fn write_zeros(file: &dyn StorageFile, bytes: Range<u64>) -> Result<(), StorageError> {
+    let most = ZEROS_BYTES.min(bytes.end - bytes.start);
+    let zeros = vec![0; usize::try_from(most).expect("1 MiB at most")];
+    let mut at = bytes.start;
+    while at < bytes.end {
+        let len = (bytes.end - at).min(zeros.len() as u64);
+        let step = usize::try_from(len).expect("1 MiB at most");
+        file.write_at(at, zeros.get(..step).unwrap_or_default())?;
+        at += len;
+    }
+    Ok(())
+}
+
 impl Appender {
     /// Writes zeros over a range of the active segment.
     pub(super) fn erase(&mut self, bytes: Range<u64>) -> Result<(), StorageError> {
-        let zeros = vec![
-            0;
-            usize::try_from(ZEROS_BYTES.min(bytes.end - bytes.start))
-                .expect("1 MiB at most")
-        ];
         let file = Arc::clone(&self.active()?.file);
-        let mut at = bytes.start;
-        while at < bytes.end {
-            let len = (bytes.end - at).min(zeros.len() as u64);
-            file.write_at(
-                at,
-                zeros
-                    .get(..usize::try_from(len).expect("1 MiB at most"))
-                    .unwrap_or_default(),
-            )?;
-            at += len;
-        }
-        Ok(())
+        write_zeros(&*file, bytes)
     }
 
     /// Writes what the active segment holds once more.
@@ -210,27 +207,19 @@ impl Partition {
             Err(error) => return Err(error.into()),
         }
         let half = dir.join("next.segment.new");
-        match storage.remove(&half) {
-            Err(error) if !error.is_not_found() => return Err(error.into()),
-            // Left by somebody who died: he held the lock.
-            _ => {}
-        }
+        // Left by somebody who died: he held the lock.
+        remove_if_there(storage, &half)?;
         let file = match storage.create(&half, bytes) {
             Ok(file) => file,
             // The roll will say so, if there still is no space then.
             Err(error) if error.is_no_space() => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let zeros = vec![0; usize::try_from(ZEROS_BYTES.min(bytes)).expect("1 MiB at most")];
         let mut at = 0;
         while at < bytes {
-            let len = (bytes - at).min(zeros.len() as u64);
-            let step = usize::try_from(len).expect("1 MiB at most");
-            file.write_at(at, zeros.get(..step).unwrap_or_default())?;
-            at += len;
-            if !at.is_multiple_of(WRITE_AHEAD_BYTES_MAX) && at < bytes {
-                continue;
-            }
+            let to = (at + WRITE_AHEAD_BYTES_MAX).min(bytes);
+            write_zeros(&*file, at..to)?;
+            at = to;
             if let Err(error) = file.sync() {
                 // A device that fails here cannot be trusted with records.
                 return Err(self.stop(error));

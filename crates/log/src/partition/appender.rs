@@ -263,11 +263,18 @@ impl Appender {
         }
     }
 
+    /// Puts a file in place that is worth nothing but time: a full disk does not keep anybody from anything.
+    pub(super) fn replace_hint(&mut self, path: &Path, bytes: &[u8]) -> Result<(), AppendError> {
+        match self.env.storage.replace(path, bytes) {
+            Err(error) if error.is_no_space() => Ok(()),
+            done => done.map_err(|error| self.stop(error)),
+        }
+    }
+
     /// Takes in what others did, without the lock, so that little is left to do under it. Whatever is not as it should
     /// be is left to that.
     fn catch_up_ahead(&mut self) {
-        let storage = Arc::clone(&self.env.storage);
-        let undisturbed = is_current(&*self.page, &*storage)
+        let undisturbed = is_current(&*self.page, &*self.env.storage)
             && self.page.load(Word::Dirty) == 0
             && self.page.load(Word::Term) == self.state.term;
         let end = Offset(self.page.load(Word::End));
@@ -279,9 +286,7 @@ impl Appender {
 
     /// Takes in what others did since the lock was held here last.
     fn catch_up(&mut self) -> Result<(), AppendError> {
-        let env = Arc::clone(&self.env);
-        let storage = &*env.storage;
-        let current = is_current(&*self.page, storage);
+        let current = is_current(&*self.page, &*self.env.storage);
         if current && self.page.load(Word::Stopped) != 0 {
             self.stopped = true;
             return Err(self.refusal());
@@ -299,7 +304,7 @@ impl Appender {
         }
         let end = Offset(self.page.load(Word::End));
         if end != self.end.offset && !self.take_in(end)? {
-            match self.walk_in(storage, end) {
+            match self.walk_in(end) {
                 Ok(true) => {}
                 Ok(false) => return self.reload(),
                 // Retention took the segment where this process had stopped.
@@ -319,8 +324,8 @@ impl Appender {
 
     /// Takes in the batches that others wrote, up to `end`; says whether that could be done. Where compaction has been,
     /// it cannot: of records that are gone the snapshots know.
-    fn walk_in(&mut self, storage: &dyn Storage, end: Offset) -> Result<bool, StorageError> {
-        let mut walk = Walk::from(storage, &self.dir, self.end)?;
+    fn walk_in(&mut self, end: Offset) -> Result<bool, StorageError> {
+        let mut walk = Walk::from(&*self.env.storage, &self.dir, self.end)?;
         while walk.cursor().offset < end {
             match walk.step()? {
                 Ok((header, bytes)) if !header.is_rewritten() => {

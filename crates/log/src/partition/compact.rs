@@ -14,12 +14,12 @@ use crate::{
     format::{
         batch::{self, Builder, Place},
         index::{self, Entry},
-        record::Encoded,
+        record::{Encoded, VerifiedRecords},
         state::State,
     },
     recovery,
     segment::{self, SegmentReader},
-    storage::StorageError,
+    storage::{StorageError, remove_if_there},
 };
 
 /// Keys that one pass remembers, at 24 bytes each: with more, there are several passes.
@@ -192,7 +192,7 @@ impl Partition {
 
     fn note_latest(&self, segment: &Segment, latest: &mut Latest) -> Result<(), AppendError> {
         self.each_batch(segment, |header, bytes| {
-            for (record, _) in records(bytes) {
+            for (record, _) in VerifiedRecords::new(bytes) {
                 if let Some(key) = record.key.filter(|_| record.control.is_none()) {
                     let offset = Offset(header.base.0 + u64::from(record.offset_delta));
                     latest.insert(xxhash_rust::xxh3::xxh3_128(key), offset);
@@ -214,7 +214,7 @@ impl Partition {
         let (mut superseded, mut tombstones, mut records_before) = (0, 0, 0);
         self.each_batch(segment, |header, bytes| {
             copy.begin(header);
-            for (record, encoded) in records(bytes) {
+            for (record, encoded) in VerifiedRecords::new(bytes) {
                 records_before += 1;
                 let offset = Offset(header.base.0 + u64::from(record.offset_delta));
                 let key = record.key.filter(|_| record.control.is_none());
@@ -289,28 +289,10 @@ impl Appender {
         storage
             .sync_dir(&self.dir)
             .map_err(|error| self.stop(error))?;
-        match storage.remove(&segment::keys_path(&self.dir, base)) {
-            Err(error) if !error.is_not_found() => return Err(error.into()),
-            _ => {}
-        }
+        remove_if_there(&*storage, &segment::keys_path(&self.dir, base))?;
         // The old one points to nothing now, and whoever finds that scans.
-        match storage.replace(&segment::index_path(&self.dir, base), index) {
-            Err(error) if error.is_no_space() => Ok(()),
-            Err(error) => Err(self.stop(error)),
-            Ok(()) => Ok(()),
-        }
+        self.replace_hint(&segment::index_path(&self.dir, base), index)
     }
-}
-
-/// The records of a verified batch, each with its bytes.
-fn records(batch: &[u8]) -> impl Iterator<Item = (Encoded<'_>, &[u8])> {
-    let mut rest = batch.get(batch::HEADER_BYTES..).unwrap_or_default();
-    std::iter::from_fn(move || {
-        let (record, bytes) = Encoded::decode_verified(rest)?;
-        let (encoded, behind) = rest.split_at_checked(bytes)?;
-        rest = behind;
-        Some((record, encoded))
-    })
 }
 
 /// A segment as it is rewritten: a rewritten batch stands in the place of whole ones.
@@ -380,10 +362,7 @@ impl Copy {
         let pos = u32::try_from(self.bytes.len()).expect("shorter than what it is a copy of");
         let (bytes, header) = self.builder.finish_rewritten(&place, span);
         self.bytes.extend_from_slice(bytes);
-        if self
-            .indexed_pos
-            .is_none_or(|last| pos >= last + index::INTERVAL_BYTES)
-        {
+        if index::is_due(self.indexed_pos, pos) {
             let entry = Entry {
                 offset: header.base,
                 time_max_ns: self.time_max_ns,

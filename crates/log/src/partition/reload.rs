@@ -14,7 +14,7 @@ use crate::{
     },
     recovery::{self, Found},
     segment::{self, SCAN_BYTES_MAX},
-    storage::{Access, StorageError},
+    storage::{Access, StorageError, remove_if_there},
 };
 
 impl Appender {
@@ -180,10 +180,7 @@ impl Appender {
     /// one.
     fn remove_next(&self) -> Result<(), StorageError> {
         let path = recovery::next_segment_path(&self.dir);
-        match self.env.storage.remove(&path) {
-            Err(error) if !error.is_not_found() => Err(error),
-            _ => Ok(()),
-        }
+        remove_if_there(&*self.env.storage, &path)
     }
 
     /// Makes the page count for this boot, marked dirty.

@@ -9,7 +9,7 @@ use crate::{
     AppendError, ClockJump, Retention, ages,
     format::{snapshot, state::State, watermark::Word},
     recovery, segment,
-    storage::{Access, StorageError},
+    storage::{Access, StorageError, remove_if_there},
 };
 
 /// What retention did to a partition, or would do.
@@ -83,7 +83,8 @@ impl Appender {
         let too_old = rule
             .roll_age
             .is_some_and(|age| ages.older_than(age) > self.end.segment);
-        let to_be_dropped = age.is_some_and(|age| ages.older_than(age) >= self.end.offset);
+        let old = age.map(|age| ages.older_than(age));
+        let to_be_dropped = old.is_some_and(|old| old >= self.end.offset);
         retained.sealed = holds_anything && (too_old || to_be_dropped);
         if retained.sealed && !rule.dry_run {
             self.roll()?;
@@ -92,7 +93,6 @@ impl Appender {
         let sealed = self.sealed_segments(retained.sealed)?;
         let mut left: u64 = sealed.iter().map(|segment| segment.bytes).sum();
         left += u64::from(self.config.segment_bytes);
-        let old = age.map(|age| ages.older_than(age));
         let named = !rule.policy.passed_by.is_empty();
         for segment in sealed {
             let too_many = rule.policy.bytes.is_some_and(|most| left > most);
@@ -134,15 +134,10 @@ impl Appender {
         segments.collect()
     }
 
-    /// Puts the ages in place. They are worth nothing but time: a full disk does not keep anybody from anything.
+    /// Puts the ages in place.
     fn keep_ages(&mut self, ages: &crate::format::ages::Ages) -> Result<(), AppendError> {
         let bytes = crate::format::ages::encode(ages);
-        let storage = Arc::clone(&self.env.storage);
-        match storage.replace(&ages::path(&self.dir), &bytes) {
-            Err(error) if error.is_no_space() => Ok(()),
-            Err(error) => Err(self.stop(error)),
-            Ok(()) => Ok(()),
-        }
+        self.replace_hint(&ages::path(&self.dir), &bytes)
     }
 
     /// Takes in at a roll where the log ends, for topics that drop or seal by age.
@@ -211,10 +206,7 @@ impl Appender {
             // Last, so that whoever finds the segment gone finds nothing of it.
             paths.push(segment::log_path(&self.dir, base));
             for path in paths {
-                match storage.remove(&path) {
-                    Err(error) if !error.is_not_found() => return Err(error.into()),
-                    _ => {}
-                }
+                remove_if_there(&*storage, &path)?;
             }
         }
         storage

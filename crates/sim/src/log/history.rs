@@ -188,11 +188,11 @@ impl World {
         // the kernel tells it once. Whoever goes on must not believe the next sync.
         let failed = std::mem::replace(&mut self.failed, self.disk.failed());
         let untold = self.failed > failed && !cut;
-        // After a failed sync nobody believes the page cache.
         trace(|| {
             let (operation, path) = (step.operation, step.path.display());
             format!("  {operation:?} {path}: written {written}, cut {cut}")
         });
+        // After a failed sync nobody believes the page cache.
         let crash = if cut || self.disk.failed() > 0 {
             Crash::Loss
         } else {
