@@ -63,7 +63,6 @@ pub(crate) struct CounterPage {
     path: PathBuf,
     version: u64,
     frames: u64,
-    losses: Losses,
     last_lost: Option<Lost>,
     /// Held for as long as the page is somebody's.
     _alive: OfdLock,
@@ -96,7 +95,6 @@ impl CounterPage {
             path,
             version: 0,
             frames: 0,
-            losses: Losses::default(),
             last_lost: None,
             _alive: alive,
         })
@@ -112,7 +110,6 @@ impl CounterPage {
 
     /// Lets others see what was counted.
     pub(crate) fn show(&mut self, next: Option<Sequence>, losses: Losses) {
-        self.losses = losses;
         let lost = self
             .last_lost
             .map_or((0, 0), |lost| (lost.first.0, lost.last.0));
@@ -125,8 +122,8 @@ impl CounterPage {
             store(at::NEXT, next.0);
         }
         store(at::FRAMES, self.frames);
-        store(at::LOSS_EVENTS, self.losses.events);
-        store(at::LOST_MESSAGES, self.losses.messages);
+        store(at::LOSS_EVENTS, losses.events);
+        store(at::LOST_MESSAGES, losses.messages);
         store(at::LOST_FIRST, lost.0);
         store(at::LOST_LAST, lost.1);
         self.version += 2;

@@ -289,14 +289,6 @@ impl RingOptions {
     }
 
     fn check_same(&self, dir: &Path, found: &Descriptor) -> Result<Epoch, CreateError> {
-        let same = found.source == self.source
-            && found.geometry == self.geometry()?
-            && found.consumers == self.consumers
-            && found.spares == self.spares
-            && found.memory == self.memory.wishes.word();
-        if same {
-            return Ok(found.epoch);
-        }
         let wanted = Descriptor {
             source: self.source.clone(),
             geometry: self.geometry()?,
@@ -305,6 +297,9 @@ impl RingOptions {
             memory: self.memory.wishes.word(),
             ..*found
         };
+        if *found == wanted {
+            return Ok(found.epoch);
+        }
         Err(CreateError::Different {
             dir: dir.to_owned(),
             found: fingerprint(found),

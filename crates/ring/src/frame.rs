@@ -368,31 +368,22 @@ pub const fn payload_index(geometry: &Geometry, index: usize) -> usize {
 
 /// Hands a frame to `f`. Padding is none that anybody is handed: `None`.
 #[inline]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "a payload lies in the mapping, as `locate` has checked"
-)]
 pub fn lend<M: Memory, R>(
     geometry: &Geometry,
     data: &M,
     located: &Located,
     f: impl FnOnce(Frame<'_>) -> R,
 ) -> Option<R> {
-    let index = geometry.index(located.start);
     match located.kind {
         Kind::Data(kind) => {
-            let timestamp_ns = geometry
-                .stamped()
-                .then(|| data.load(index + at::TIMESTAMP, Ordering::Relaxed));
-            let payload = payload_index(geometry, geometry.index(located.start));
-            Some(data.read(payload, located.len as usize, |payload| {
-                f(Frame::Message(Message {
-                    sequence: Sequence(located.sequence),
-                    kind,
-                    payload,
-                    timestamp_ns,
-                }))
-            }))
+            let message = LocatedMessage {
+                index: geometry.index(located.start),
+                kind,
+                len: located.len,
+                sequence: located.sequence,
+                end: located.end,
+            };
+            Some(message.lend(geometry, data, |message| f(Frame::Message(message))))
         }
         Kind::Padding => None,
         Kind::Gap => {

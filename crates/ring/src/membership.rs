@@ -16,12 +16,12 @@ use teeline_core::{Name, Sequence};
 use teeline_sync::atomic::{Ordering, fence};
 
 use crate::{
-    cursor::{Geometry, POSITION_MAX},
+    cursor::Geometry,
     error::{Damage, Part},
     frame::{Located, locate},
-    layout::{self, consumer_page as at, producer_page},
+    layout::{self, consumer_page as at},
     memory::Memory,
-    ownership::{Mark, Marks},
+    ownership::{self, Mark, Marks},
     reader::stored,
     viewer::Join,
 };
@@ -276,7 +276,7 @@ impl<M: Memory> Joining<'_, M> {
         if place.position > old.position {
             let selector = old.selector.wrapping_add(1);
             let entry = at::ENTRIES[(selector & 1) as usize];
-            // SYNC position-release: as in `Reader::store_released`.
+            // SYNC position-release: as in `Reader::release_to`.
             self.page
                 .store(entry + at::POSITION, place.position, Ordering::Release);
             let sequence = place.next.wrapping_sub(1);
@@ -302,14 +302,7 @@ impl<M: Memory> Joining<'_, M> {
     }
 
     fn announced(&self) -> Result<u64, Box<Damage>> {
-        let announced = self
-            .control
-            .load(producer_page::ANNOUNCED, Ordering::Acquire);
-        if announced > POSITION_MAX || !self.geometry.is_aligned(announced) {
-            let what = format!("`announced` is {announced}, which is no position of a frame");
-            return Err(Damage::new(Part::ProducerPage, what));
-        }
-        Ok(announced)
+        ownership::announced(self.geometry, self.control)
     }
 
     /// Where to begin, as far as can be told from what is announced now.

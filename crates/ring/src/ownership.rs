@@ -16,6 +16,16 @@ use crate::{
     memory::Memory,
 };
 
+/// What the producer page says is announced, if that can be a frame's position.
+pub fn announced<M: Memory>(geometry: &Geometry, control: &M) -> Result<u64, Box<Damage>> {
+    let announced = control.load(at::ANNOUNCED, Ordering::Acquire);
+    if announced > POSITION_MAX || !geometry.is_aligned(announced) {
+        let what = format!("`announced` is {announced}, which is no position of a frame");
+        return Err(Damage::new(Part::ProducerPage, what));
+    }
+    Ok(announced)
+}
+
 /// What a producer found that took over from one that did not detach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Takeover {
@@ -57,11 +67,7 @@ impl Marks {
         data: &M,
         first_sequence: u64,
     ) -> Result<Self, Box<Damage>> {
-        let announced = control.load(at::ANNOUNCED, Ordering::Acquire);
-        if announced > POSITION_MAX || !geometry.is_aligned(announced) {
-            let what = format!("`announced` is {announced}, which is no position of a frame");
-            return Err(Damage::new(Part::ProducerPage, what));
-        }
+        let announced = announced(geometry, control)?;
         let safe = |position: u64| {
             geometry.is_aligned(position)
                 && position < announced

@@ -183,10 +183,8 @@ impl Region {
         &self,
         writable: bool,
     ) -> Result<(Mapped, MemoryReport), AttachError> {
-        let wishes = self.wishes()?;
-        let (mapping, page_bytes) = self.map_data(writable)?;
-        let report = MemoryReport::make(wishes, &mapping, page_bytes);
-        if wishes.must
+        let (data, report) = self.granted(writable)?;
+        if report.asked.must
             && let Some((wish, why)) = report.refused().next()
         {
             return Err(AttachError::Memory {
@@ -195,23 +193,28 @@ impl Region {
                 why: why.to_owned(),
             });
         }
-        Ok((Mapped::new(mapping), report))
+        Ok((data, report))
     }
 
     /// As [`data_with_memory`](Self::data_with_memory), for those who only look: they go on with what they get.
     pub(crate) fn data_as_granted(&self) -> Result<(Mapped, MemoryReport), AttachError> {
-        let (mapping, page_bytes) = self.map_data(false)?;
-        let report = MemoryReport::make(self.wishes()?, &mapping, page_bytes);
+        self.granted(false)
+    }
+
+    fn granted(&self, writable: bool) -> Result<(Mapped, MemoryReport), AttachError> {
+        let wishes = self.wishes()?;
+        let mapping = self.map_data(writable)?;
+        let page_bytes = huge_page_bytes_at(self.path(layout::file::DATA))?;
+        let report = MemoryReport::make(wishes, &mapping, page_bytes);
         Ok((Mapped::new(mapping), report))
     }
 
     /// The file `data`, mapped for reading, for a short look.
     pub(crate) fn data(&self) -> Result<Mapped, AttachError> {
-        Ok(Mapped::new(self.map_data(false)?.0))
+        Ok(Mapped::new(self.map_data(false)?))
     }
 
-    /// The file `data`, mapped; and the size of the pages of its file system, if they are huge.
-    fn map_data(&self, writable: bool) -> Result<(Mapping, Option<u64>), AttachError> {
+    fn map_data(&self, writable: bool) -> Result<Mapping, AttachError> {
         let path = self.path(layout::file::DATA);
         let capacity = self.descriptor.geometry.capacity();
         let file = open_part(&self.dir, &path, writable)?;
@@ -224,7 +227,7 @@ impl Region {
         } else {
             Mapping::read_only(&file, &path, len)?
         };
-        Ok((mapping, huge_page_bytes_at(&path)?))
+        Ok(mapping)
     }
 
     /// A role's file, opened and checked.
@@ -269,27 +272,23 @@ impl Region {
     pub(crate) fn slot_page(&self, slot: u32) -> Result<Mapped, AttachError> {
         let file = self.slot_file(slot, false)?;
         let path = self.path(&self.descriptor.slot_file(slot));
-        let mapping = Mapping::read_only(&file, path, layout::ROLE_BYTES)?;
-        mapping.prefault();
-        Ok(Mapped::new(mapping))
+        map_page(&file, &path, layout::ROLE_BYTES, false)
     }
 
-    /// The file `doorbell`, mapped.
-    pub(crate) fn doorbell(&self, writable: bool) -> Result<Mapped, AttachError> {
-        let file = self.role_file(
+    fn doorbell_file(&self, writable: bool) -> Result<File, AttachError> {
+        self.role_file(
             layout::file::DOORBELL,
             RoleKind::Doorbell,
             &Part::Doorbell,
             writable,
-        )?;
+        )
+    }
+
+    /// The file `doorbell`, mapped.
+    pub(crate) fn doorbell(&self, writable: bool) -> Result<Mapped, AttachError> {
+        let file = self.doorbell_file(writable)?;
         let path = self.path(layout::file::DOORBELL);
-        let mapping = if writable {
-            Mapping::read_write(&file, path, layout::ROLE_BYTES)?
-        } else {
-            Mapping::read_only(&file, path, layout::ROLE_BYTES)?
-        };
-        mapping.prefault();
-        Ok(Mapped::new(mapping))
+        map_page(&file, &path, layout::ROLE_BYTES, writable)
     }
 
     /// All slots for consumers, spare ones included.
@@ -348,10 +347,7 @@ impl Region {
             None => Err(AttachError::NoSuchConsumer {
                 dir: self.dir.clone(),
                 name: name.to_string(),
-                known: members
-                    .iter()
-                    .map(|(_, name, _)| name.to_string())
-                    .collect(),
+                known: names(&members),
                 spare: self.slots().count() - members.len(),
             }),
         }
@@ -417,25 +413,28 @@ impl Region {
         let file = self.slot_file(slot, true)?;
         let file_name = self.descriptor.slot_file(slot);
         let lock = self.lock(file, &file_name, Role::Consumer(name.clone()), wait)?;
-        let page = Mapping::read_write(lock.file(), self.path(&file_name), layout::ROLE_BYTES)?;
-        page.prefault();
-        Ok(Slot {
-            page: Mapped::new(page),
-            lock,
-        })
+        let path = self.path(&file_name);
+        let page = map_page(lock.file(), &path, layout::ROLE_BYTES, true)?;
+        Ok(Slot { page, lock })
+    }
+
+    /// Takes the slot that is `name`'s, as [`take_slot`](Self::take_slot), and says how it stands.
+    fn take_own_slot(&self, name: &Name, wait: Duration) -> Result<(Slot, Standing), AttachError> {
+        loop {
+            let number = self.find(name)?;
+            let slot = self.take_slot(number, name, wait)?;
+            match self.member(number, &slot.page)? {
+                Some((member, standing)) if member == *name => return Ok((slot, standing)),
+                // It was freed, and perhaps taken by another, before it was locked.
+                _ => {}
+            }
+        }
     }
 
     /// Lets one at a time change who has which slot, or remove the ring: it is the lock of the doorbell, which has no
     /// owner, and which all consumers can write.
     pub(crate) fn lock_changes(&self) -> Result<OfdLock, ChangesError> {
-        let file = self
-            .role_file(
-                layout::file::DOORBELL,
-                RoleKind::Doorbell,
-                &Part::Doorbell,
-                true,
-            )
-            .map_err(ChangesError::Attach)?;
+        let file = self.doorbell_file(true).map_err(ChangesError::Attach)?;
         let path = self.path(layout::file::DOORBELL);
         OfdLock::lock_within(file, path, REPLACEMENT_WAIT).map_err(ChangesError::Lock)
     }
@@ -446,33 +445,23 @@ impl Region {
         name: &Name,
         wait: Duration,
     ) -> Result<Reading, AttachError> {
-        let number = self.find(name)?;
-        let slot = self.take_slot(number, name, wait)?;
-        match self.member(number, &slot.page)? {
-            Some((member, Standing::Counted)) if member == *name => self.read(slot, self.see()?),
-            Some((member, _)) if member == *name => Err(AttachError::Evicted {
+        match self.take_own_slot(name, wait)? {
+            (slot, Standing::Counted) => self.read(slot, self.see()?),
+            _ => Err(AttachError::Evicted {
                 dir: self.dir.clone(),
                 name: name.to_string(),
             }),
-            // It was freed, and perhaps taken by another, before it was locked.
-            _ => self.take_over_consumer(name, wait),
         }
     }
 
     /// Becomes the reliable consumer `name` again, evicted or not.
     pub(crate) fn rejoin(&self, name: &Name, wait: Duration) -> Result<Reading, AttachError> {
-        let number = self.find(name)?;
-        let slot = self.take_slot(number, name, wait)?;
-        match self.member(number, &slot.page)? {
-            Some((member, standing)) if member == *name => {
-                let sight = self.see()?;
-                if standing != Standing::Counted {
-                    self.ask(&slot.page, &sight, Wish::Return, wait)?;
-                }
-                self.read(slot, sight)
-            }
-            _ => self.rejoin(name, wait),
+        let (slot, standing) = self.take_own_slot(name, wait)?;
+        let sight = self.see()?;
+        if standing != Standing::Counted {
+            self.ask(&slot.page, &sight, Wish::Return, wait)?;
         }
+        self.read(slot, sight)
     }
 
     /// Becomes the reliable consumer `name`, which takes a spare slot if it has none.
@@ -508,10 +497,7 @@ impl Region {
         Err(AttachError::NoSpareSlot {
             dir: self.dir.clone(),
             name: name.to_string(),
-            known: members
-                .iter()
-                .map(|(_, name, _)| name.to_string())
-                .collect(),
+            known: names(&members),
         })
     }
 
@@ -621,6 +607,24 @@ impl ChangesError {
 /// Whether a ring is retired, as its life page says.
 pub(crate) fn is_retired(control: &Mapped) -> bool {
     control.load(life_page::RETIRED, Ordering::Acquire) != life_page::RETIRED_NO
+}
+
+fn names(members: &[(u32, Name, Standing)]) -> Vec<String> {
+    members
+        .iter()
+        .map(|(_, name, _)| name.to_string())
+        .collect()
+}
+
+/// Maps a file of pages, all of them present.
+fn map_page(file: &File, path: &Path, len: usize, writable: bool) -> Result<Mapped, AttachError> {
+    let mapping = if writable {
+        Mapping::read_write(file, path, len)?
+    } else {
+        Mapping::read_only(file, path, len)?
+    };
+    mapping.prefault();
+    Ok(Mapped::new(mapping))
 }
 
 /// Opens a file of a ring. If it is missing, that is said of the ring: there is none, or not all of it.

@@ -122,7 +122,7 @@ fn retire(region: &Region, how: How) -> Result<Vec<Discarded>, RemoveError> {
     let force = how == How::Force;
     let unreadable = |error| {
         if force {
-            Ok(None)
+            Ok(())
         } else {
             Err(RemoveError::Unreadable(error))
         }
@@ -131,7 +131,7 @@ fn retire(region: &Region, how: How) -> Result<Vec<Discarded>, RemoveError> {
     let mut take = |file: Result<File, AttachError>, name: &str, role: Role| {
         let file = match file {
             Ok(file) => file,
-            Err(error) => return unreadable(error).map(|_: Option<()>| ()),
+            Err(error) => return unreadable(error),
         };
         let path = region.path(name);
         let owner = owner_note(&file);
@@ -164,9 +164,10 @@ fn retire(region: &Region, how: How) -> Result<Vec<Discarded>, RemoveError> {
         };
         take(region.slot_file(slot, true), &file_name, role)?;
     }
-    let discarded = match unreleased(region) {
-        Err(_) if force => Vec::new(),
-        unreleased => unreleased?,
+    let discarded = if force {
+        Vec::new()
+    } else {
+        unreleased(region)?
     };
     if how == How::Strict
         && let Some(Discarded {
@@ -190,7 +191,7 @@ fn retire(region: &Region, how: How) -> Result<Vec<Discarded>, RemoveError> {
             life_page::RETIRED_YES,
             Ordering::Release,
         ),
-        Err(error) => drop(unreadable(error).map(|_: Option<()>| ())?),
+        Err(error) => unreadable(error)?,
     }
     Ok(discarded)
 }

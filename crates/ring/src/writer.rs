@@ -143,12 +143,11 @@ impl Reservation {
 /// How slots are zeroed ahead of use, in bytes.
 #[derive(Debug, Clone, Copy)]
 struct ClearAhead {
-    /// How far ahead of the last frame: at most a quarter of the capacity, on the alignment.
+    /// How far ahead of the last frame: at most a quarter of the capacity, on the alignment. Not ahead of longer frames:
+    /// what is cleared for them is written over at once.
     ahead: u64,
     /// At least so much at a time.
     step: u64,
-    /// Not ahead of longer frames: what is cleared for them is written over at once.
-    frame_bytes_max: u64,
 }
 
 impl ClearAhead {
@@ -157,7 +156,6 @@ impl ClearAhead {
         Self {
             ahead,
             step: CLEAR_STEP_BYTES.min(ahead / 4 * 3),
-            frame_bytes_max: ahead,
         }
     }
 }
@@ -691,12 +689,8 @@ impl<M: Memory> Writer<M> {
     #[cold]
     #[inline(never)]
     fn clear_ahead(&mut self, last_frame_bytes: u64) {
-        let ClearAhead {
-            ahead,
-            step,
-            frame_bytes_max,
-        } = self.clear;
-        if last_frame_bytes > frame_bytes_max {
+        let ClearAhead { ahead, step } = self.clear;
+        if last_frame_bytes > ahead {
             return;
         }
         let mut to = (self.position + ahead).min(self.limit);
