@@ -94,8 +94,7 @@ pub fn set_access(
 pub fn give_to(file: &File, path: impl AsRef<Path>, owner: u32, mode: u32) -> Result<()> {
     let path = path.as_ref();
     fchown(file, Some(Uid::from_raw(owner)), None).context("give to another user", path)?;
-    file.set_permissions(Permissions::from_mode(mode))
-        .context("set the mode of", path)
+    set_access(file, path, mode, None)
 }
 
 /// Reserves blocks for the first `len` bytes of a file and makes it at least that long: no later write or page fault

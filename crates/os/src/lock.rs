@@ -89,7 +89,7 @@ impl OfdLock {
 
     /// As [`try_lock`](Self::try_lock), without a note: for files that hold nothing, on a file system that may be full.
     pub(crate) fn lock_silently(file: File, path: &Path) -> Result<Option<Self>> {
-        Ok(Self::take(file, path, Kind::Exclusive)?.ok())
+        Ok(try_kind(&file, path, Kind::Exclusive)?.then(|| Self { file }))
     }
 
     /// As [`lock_within`](Self::lock_within), without a note: for files whose first bytes mean something else.
@@ -118,15 +118,6 @@ impl OfdLock {
     ) -> Result<Self, LockError> {
         wait_within(&file, path, patience, kind)?;
         Ok(Self { file })
-    }
-
-    /// One try; gives the file back when somebody else holds it.
-    fn take(file: File, path: &Path, kind: Kind) -> Result<std::result::Result<Self, File>> {
-        Ok(if try_kind(&file, path, kind)? {
-            Ok(Self { file })
-        } else {
-            Err(file)
-        })
     }
 
     /// The locked file.

@@ -291,14 +291,11 @@ pub fn locked_file(
 pub fn take_abandoned(path: &Path) -> Option<OfdLock> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = File::from(open(path, flags, Mode::empty()).ok()?);
-    let regular = file.metadata().is_ok_and(|found| found.is_file());
-    let lock = if regular {
-        // Without a note: in a directory that others may write, the file could be anybody's.
-        OfdLock::lock_silently(file, path)
-    } else {
+    if !file.metadata().is_ok_and(|found| found.is_file()) {
         return None;
-    };
-    lock.ok()?
+    }
+    // Without a note: in a directory that others may write, the file could be anybody's.
+    OfdLock::lock_silently(file, path).ok()?
 }
 
 fn unnamed(path: &Path) -> Result<File> {

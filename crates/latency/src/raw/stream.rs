@@ -24,10 +24,12 @@ impl Stream {
     /// Lines that a message of `bytes` bytes takes.
     #[must_use]
     pub fn lines_each(bytes: usize) -> usize {
-        match (Lane::IN_LINE_AT + bytes).div_ceil(LINE_BYTES) {
-            few @ ..=2 => few,
-            _ => bytes.div_ceil(LINE_BYTES),
-        }
+        let own = if Self::is_apart(bytes) {
+            0
+        } else {
+            Lane::IN_LINE_AT
+        };
+        (own + bytes).div_ceil(LINE_BYTES)
     }
 
     /// Whether flags lie apart.
