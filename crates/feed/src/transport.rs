@@ -75,6 +75,32 @@ pub struct Sent {
     pub failure: Option<io::Error>,
 }
 
+impl Sent {
+    /// Sends each packet of a run alone.
+    pub(crate) fn one_by_one(run: Run<'_>, mut send: impl FnMut(&[u8]) -> io::Result<()>) -> Self {
+        let mut sent = Self::default();
+        for packet in run.packets() {
+            match send(packet) {
+                Ok(()) => sent.packets += 1,
+                Err(error) => {
+                    sent.failed += 1;
+                    sent.failure = Some(error);
+                }
+            }
+        }
+        sent
+    }
+
+    /// Nothing of a run was sent.
+    pub(crate) fn nothing(run: Run<'_>, error: io::Error) -> Self {
+        Self {
+            failed: run.count(),
+            failure: Some(error),
+            ..Self::default()
+        }
+    }
+}
+
 /// A datagram that came in on a line.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival<'a> {
@@ -99,17 +125,7 @@ pub trait Transport {
 
     /// Sends several datagrams on a line, as [`send`](Self::send) does each. A transport that can do better does.
     fn send_run(&mut self, line: usize, run: Run<'_>) -> Sent {
-        let mut sent = Sent::default();
-        for packet in run.packets() {
-            match self.send(Path::Line(line), packet) {
-                Ok(()) => sent.packets += 1,
-                Err(error) => {
-                    sent.failed += 1;
-                    sent.failure = Some(error);
-                }
-            }
-        }
-        sent
+        Sent::one_by_one(run, |packet| self.send(Path::Line(line), packet))
     }
 
     /// Hands what has arrived on lines to `each`, with the line's number, until there is nothing or `limit` is reached or

@@ -270,26 +270,10 @@ impl LineSocket {
                 }
                 // The way out does not cut, or not into packets of this size: from now on, one by one.
                 Err(error) if is_refusal(&error) => self.offload = false,
-                Err(error) => {
-                    return Sent {
-                        failed: run.count(),
-                        failure: Some(error),
-                        ..Sent::default()
-                    };
-                }
+                Err(error) => return Sent::nothing(run, error),
             }
         }
-        let mut sent = Sent::default();
-        for packet in run.packets() {
-            match self.send(packet) {
-                Ok(()) => sent.packets += 1,
-                Err(error) => {
-                    sent.failed += 1;
-                    sent.failure = Some(error);
-                }
-            }
-        }
-        sent
+        Sent::one_by_one(run, |packet| self.send(packet))
     }
 
     /// One receive; how many packets it brought.

@@ -181,11 +181,7 @@ impl Transport for UdpTransport {
     fn send_run(&mut self, line: usize, run: Run<'_>) -> Sent {
         match self.sending(line) {
             Ok(line) => line.send_run(run),
-            Err(error) => Sent {
-                failed: run.count(),
-                failure: Some(error),
-                ..Sent::default()
-            },
+            Err(error) => Sent::nothing(run, error),
         }
     }
 
