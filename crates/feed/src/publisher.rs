@@ -227,19 +227,18 @@ impl Publisher {
     /// The next packets to send on every line, `packets_max` at most, which is one at least: as many as can be sent at
     /// once. `None` when there is nothing to send before [`deadline`](Self::deadline).
     pub fn transmit_run(&mut self, now_ns: u64, packets_max: usize) -> Option<Run<'_>> {
-        if self.waiting() > 0 && self.window.next_held(self.unsent).is_none() {
-            // Nothing but numbers without a message: a heartbeat tells.
-            self.unsent = self.window.next_sequence();
-            self.heartbeat_due_ns = now_ns;
-        }
-        if self.waiting() > 0 {
-            let first = self.window.next_held(self.unsent)?;
+        if let Some(first) = self.window.next_held(self.unsent) {
             let (run, next) = self.window.run(first, packets_max)?;
             self.unsent = next;
             self.stats.packets += run.count() as u64;
             self.stats.messages += next.0 - first.0;
             self.heartbeat_due_ns = now_ns + self.options.heartbeat_interval_ns;
             return Some(run);
+        }
+        if self.waiting() > 0 {
+            // Nothing but numbers without a message: a heartbeat tells.
+            self.unsent = self.window.next_sequence();
+            self.heartbeat_due_ns = now_ns;
         }
         match self.end {
             Some(End::Requested) => {
