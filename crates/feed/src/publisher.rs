@@ -96,7 +96,6 @@ pub struct NotAll {
 /// ```
 #[derive(Debug)]
 pub struct Publisher {
-    session: Session,
     options: PublisherOptions,
     window: Window,
     /// The next message to send.
@@ -142,7 +141,6 @@ impl Publisher {
             ..options
         };
         Self {
-            session,
             window: Window::new(
                 session,
                 next,
@@ -250,12 +248,13 @@ impl Publisher {
             _ => {}
         }
         self.heartbeat_due_ns = now_ns + self.options.heartbeat_interval_ns;
+        let session = self.window.session();
         self.control = if self.end.is_some() {
             self.stats.ends += 1;
-            Downstream::end_of_session(self.session, self.unsent)
+            Downstream::end_of_session(session, self.unsent)
         } else {
             self.stats.heartbeats += 1;
-            Downstream::heartbeat(self.session, self.unsent)
+            Downstream::heartbeat(session, self.unsent)
         };
         Some(Run::new(&self.control, HEADER_BYTES))
     }
@@ -301,7 +300,7 @@ impl Publisher {
     /// The session.
     #[must_use]
     pub const fn session(&self) -> Session {
-        self.session
+        self.window.session()
     }
 
     /// The latest messages, sent or waiting.
