@@ -123,7 +123,7 @@ impl Receiver {
                 return;
             }
         };
-        if self.take_next(arrived, &packet, bytes.len(), deliver) {
+        if self.take_next(arrived, &packet, deliver) {
             return;
         }
         let mut deliver = |event: Event<'_>| deliver(event);

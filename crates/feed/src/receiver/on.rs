@@ -27,7 +27,6 @@ impl Receiver {
         &mut self,
         arrived: Arrived,
         packet: &Downstream<'_>,
-        packet_bytes: usize,
         deliver: &mut (impl FnMut(Event<'_>) + ?Sized),
     ) -> bool {
         let messages = packet.messages();
@@ -42,9 +41,7 @@ impl Receiver {
         }
         (self.candidate, self.jump, self.heard_ns) = (None, None, arrived.now_ns);
         stream.take_next(messages, deliver);
-        stream
-            .requests
-            .observe(count, packet.message_bytes(packet_bytes));
+        stream.requests.observe(count, packet.message_bytes());
         self.stats.delivered += count;
         self.arbiter.heard(arrived.line, first + count);
         let accepted = Accepted {
@@ -90,9 +87,7 @@ impl Receiver {
                     stream.reopen();
                 }
                 let count = messages.len() as u64;
-                stream
-                    .requests
-                    .observe(count, packet.message_bytes(bytes.len()));
+                stream.requests.observe(count, packet.message_bytes());
                 let mut each = |event: Event<'_>| deliver.event(event);
                 let turn: Option<&mut dyn FnMut(Event<'_>)> =
                     if alone { Some(&mut each) } else { None };

@@ -115,10 +115,10 @@ impl<'a> Downstream<'a> {
         self.messages.clone()
     }
 
-    /// Bytes of all messages, without their lengths, of a packet of `packet_bytes`.
-    pub(crate) fn message_bytes(&self, packet_bytes: usize) -> u64 {
+    /// Bytes of all messages, without their lengths.
+    pub(crate) fn message_bytes(&self) -> u64 {
         let lengths = usize::from(self.messages.left) * LENGTH_BYTES;
-        (packet_bytes - HEADER_BYTES - self.trailing.len() - lengths) as u64
+        (self.messages.rest.len() - self.trailing.len() - lengths) as u64
     }
 
     /// What follows the last message; nothing, usually.
