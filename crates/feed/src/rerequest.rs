@@ -177,9 +177,12 @@ impl Rerequests {
 
     /// Whether a number is missing and was asked for.
     pub(crate) fn is_asked(&self, number: u64) -> bool {
-        self.gaps
-            .intersecting(number..number.saturating_add(1))
-            .any(|(_, ask)| ask.was_sent())
+        self.any_asked(number..number.saturating_add(1))
+    }
+
+    /// Whether anything missing of a range was asked for.
+    fn any_asked(&self, range: Range<u64>) -> bool {
+        self.gaps.intersecting(range).any(|(_, ask)| ask.was_sent())
     }
 
     /// Learns how large packets are.
@@ -197,11 +200,7 @@ impl Rerequests {
         range: Range<u64>,
         packet_bytes: usize,
     ) {
-        if !self
-            .gaps
-            .intersecting(range.clone())
-            .any(|(_, ask)| ask.was_sent())
-        {
+        if !self.any_asked(range.clone()) {
             // Late, or of nobody's asking: no sign that whoever is asked answers.
             return;
         }
