@@ -111,13 +111,6 @@ impl Window {
         self.next
     }
 
-    /// A message, if it is still here.
-    #[must_use]
-    pub fn get(&self, sequence: Sequence) -> Option<&[u8]> {
-        let (found, message) = self.messages(sequence).next()?;
-        (found == sequence).then_some(message)
-    }
-
     /// The messages from the number `from` on that are here, in order. Numbers without a message are left out.
     pub fn messages(&self, from: Sequence) -> impl Iterator<Item = (Sequence, &[u8])> {
         let at = self.closed_at(from);
@@ -421,6 +414,12 @@ mod tests {
             .collect()
     }
 
+    /// A message, if it is still here.
+    fn get(window: &Window, number: u64) -> Option<&[u8]> {
+        let (found, message) = window.messages(Sequence(number)).next()?;
+        (found == Sequence(number)).then_some(message)
+    }
+
     #[test]
     fn a_full_window_drops_the_oldest_packets_and_never_what_must_be_kept() {
         // Two messages of four bytes to a packet of 32 bytes, and room for three packets.
@@ -432,16 +431,13 @@ mod tests {
         assert!(!window.push(b"gggg", Sequence(8)), "8 is kept");
         assert_eq!(window.next_sequence(), Sequence(13));
         assert!(window.push(b"gggg", Sequence(9)));
-        assert_eq!(
-            (window.first(), window.get(Sequence(8))),
-            (Sequence(9), None)
-        );
-        assert_eq!(window.get(Sequence(9)), Some(&b"cccc"[..]));
-        assert_eq!(window.get(Sequence(13)), Some(&b"gggg"[..]));
-        assert_eq!(window.get(Sequence(14)), None);
+        assert_eq!((window.first(), get(&window, 8)), (Sequence(9), None));
+        assert_eq!(get(&window, 9), Some(&b"cccc"[..]));
+        assert_eq!(get(&window, 13), Some(&b"gggg"[..]));
+        assert_eq!(get(&window, 14), None);
         assert!(!window.push(&[0; 11], Sequence(13)), "larger than a packet");
         assert!(window.push(b"", Sequence(9)));
-        assert_eq!(window.get(Sequence(14)), Some(&b""[..]));
+        assert_eq!(get(&window, 14), Some(&b""[..]));
     }
 
     #[test]
@@ -522,7 +518,7 @@ mod tests {
             [1, 9, 10, 13, 14, 15].map(|from| next(&window, from)),
             [Some(7), Some(9), Some(14), Some(14), Some(14), None]
         );
-        assert_eq!(window.get(Sequence(11)), None);
+        assert_eq!(get(&window, 11), None);
         assert_eq!(
             window.run(Sequence(9), 10).unwrap().1,
             Sequence(10),
@@ -591,11 +587,7 @@ mod tests {
             );
             for number in window.first().0..window.next_sequence().0 {
                 let expected = &all[usize::try_from(number).unwrap() - 1];
-                assert_eq!(
-                    window.get(Sequence(number)),
-                    expected.as_deref(),
-                    "seed {seed}"
-                );
+                assert_eq!(get(&window, number), expected.as_deref(), "seed {seed}");
             }
         }
     }
