@@ -12,6 +12,7 @@ pub mod config;
 mod error;
 mod event;
 mod plan;
+mod record;
 mod route;
 mod runner;
 

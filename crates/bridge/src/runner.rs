@@ -19,6 +19,7 @@ use crate::{
     error::{AgentError, BridgeError},
     event::{BridgeEvent, Observer},
     plan::{History, Plan, Rules, Target},
+    record,
 };
 
 /// How long a source that cannot start or store waits before it looks again.
@@ -479,7 +480,7 @@ impl Tender<'_> {
     fn plan(&self, writer: &Writer) -> Result<Plan, AgentError> {
         let log = &self.bridge.log;
         let (source, epoch, through) = (writer.source(), writer.epoch(), writer.progress().through);
-        let path = log.root().join("sources").join(format!("{source}.routes"));
+        let path = record::path(log, source, "routes");
         let recorded = History::read(&path)?;
         let rules = Rules::new(&self.config.routes, self.config.others);
         let resumed = log.resume(source)?;

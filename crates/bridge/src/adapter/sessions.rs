@@ -2,7 +2,7 @@
 #![doc = include_str!("../../../../docs/formats/sessions.md")]
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -17,7 +17,10 @@ use teeline_os::{
 };
 use toml::{Table, Value};
 
-use crate::config::{self, Fields, Problem, parsed, whole};
+use crate::{
+    config::{self, Fields, parsed, whole},
+    record,
+};
 
 /// Version of the file.
 const FORMAT: u64 = 1;
@@ -60,12 +63,8 @@ pub enum SessionsError {
 impl RecordedSessions {
     /// What `log` has on record of `source`: nothing, if its sessions are teeline's or it was never recorded.
     pub(super) fn read(log: &Log, source: &SourceName) -> Result<Self, SessionsError> {
-        let path = log
-            .root()
-            .join("sources")
-            .join(format!("{source}.sessions"));
         let mut sessions = Self {
-            path,
+            path: record::path(log, source, "sessions"),
             known: Vec::new(),
         };
         sessions.refresh()?;
@@ -74,10 +73,8 @@ impl RecordedSessions {
 
     /// Reads what was put on record since.
     pub(super) fn refresh(&mut self) -> Result<(), SessionsError> {
-        let text = match fs::read_to_string(&self.path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(teeline_os::Error::new("read", &self.path, error).into()),
+        let Some(text) = record::read(&self.path)? else {
+            return Ok(());
         };
         self.known = parse(&text).map_err(|what| SessionsError::Damaged {
             path: self.path.clone(),
@@ -155,23 +152,7 @@ impl RecordedSessions {
 }
 
 fn parse(text: &str) -> Result<Vec<(Epoch, Session)>, String> {
-    let table: Table = text
-        .parse()
-        .map_err(|error: toml::de::Error| error.message().to_owned())?;
-    let mut problems: Vec<Problem> = Vec::new();
-    let mut fields = Fields::new(String::new(), table, &mut problems);
-    let _known: Option<u64> = fields.need("format", whole(FORMAT, FORMAT));
-    let sessions = fields.tables("session", |mut entry| {
-        let epoch = entry.need("epoch", whole(1, u64::MAX));
-        let name = entry.need("name", parsed::<Session>);
-        entry.done();
-        Some((Epoch(epoch?), name?))
-    });
-    fields.done();
-    if let Some(problem) = problems.first() {
-        return Err(problem.to_string());
-    }
-    let known: Vec<(Epoch, Session)> = sessions.into_iter().flatten().collect();
+    let known = record::parse(text, take)?;
     if known.is_empty() {
         return Err("it names no session".to_owned());
     }
@@ -184,6 +165,18 @@ fn parse(text: &str) -> Result<Vec<(Epoch, Session)>, String> {
         Some(pair) => Err(format!("it names session {} twice", pair[0])),
         None => Ok(known),
     }
+}
+
+fn take(mut fields: Fields<'_>) -> Vec<(Epoch, Session)> {
+    let _known: Option<u64> = fields.need("format", whole(FORMAT, FORMAT));
+    let sessions = fields.tables("session", |mut entry| {
+        let epoch = entry.need("epoch", whole(1, u64::MAX));
+        let name = entry.need("name", parsed::<Session>);
+        entry.done();
+        Some((Epoch(epoch?), name?))
+    });
+    fields.done();
+    sessions.into_iter().flatten().collect()
 }
 
 fn to_toml(known: &[(Epoch, Session)]) -> String {

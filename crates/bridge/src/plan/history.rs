@@ -1,13 +1,16 @@
 //! The routes of a source, and which held for which messages.
 #![doc = include_str!("../../../../docs/formats/routes.md")]
 
-use std::{fs, io, path::Path};
+use std::path::Path;
 
 use teeline_core::{Epoch, Sequence};
 use toml::{Table, Value};
 
 use super::PlanError;
-use crate::config::{self, Fields, OTHERS, Others, Problem, RouteConfig, one_of, whole};
+use crate::{
+    config::{self, Fields, OTHERS, Others, RouteConfig, one_of, whole},
+    record,
+};
 
 /// Version of the file.
 const FORMAT: u64 = 1;
@@ -83,10 +86,8 @@ impl History {
     }
 
     pub(crate) fn read(path: &Path) -> Result<Option<Self>, PlanError> {
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(teeline_os::Error::new("read", path, error).into()),
+        let Some(text) = record::read(path)? else {
+            return Ok(None);
         };
         Self::parse(&text)
             .map(Some)
@@ -105,16 +106,7 @@ impl History {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let table: Table = text
-            .parse()
-            .map_err(|error: toml::de::Error| error.message().to_owned())?;
-        let mut problems: Vec<Problem> = Vec::new();
-        let history = Self::take(Fields::new(String::new(), table, &mut problems));
-        match (history, problems.first()) {
-            (Some(history), None) => Ok(history),
-            (_, Some(problem)) => Err(problem.to_string()),
-            (None, None) => Err("it names no routes".to_owned()),
-        }
+        record::parse(text, Self::take)?.ok_or_else(|| "it names no routes".to_owned())
     }
 
     fn take(mut fields: Fields<'_>) -> Option<Self> {
