@@ -124,11 +124,7 @@ impl<'a, T: Transport> FeedToLog<'a, T> {
         let progress = log.resume(source)?.progress;
         let sessions = RecordedSessions::read(log, source)?;
         Ok(progress.map(|progress| Start::From {
-            session: if sessions.is_empty() {
-                Session::from_epoch(progress.epoch)
-            } else {
-                sessions.session_of(progress.epoch)
-            },
+            session: sessions.stored(progress.epoch),
             next: progress.through.next(),
         }))
     }

@@ -89,11 +89,7 @@ impl LogStore {
             return Ok(None);
         };
         self.sessions.refresh()?;
-        let session = if self.sessions.is_empty() {
-            Session::from_epoch(last.epoch)
-        } else {
-            self.sessions.session_of(last.epoch)
-        };
+        let session = self.sessions.stored(last.epoch);
         Ok(session.map(|session| (session, last.last)))
     }
 

@@ -99,6 +99,15 @@ impl RecordedSessions {
         found.ok().map(|index| self.known[index].1)
     }
 
+    /// The session whose records are stored under `epoch`: without anything on record, it is one of teeline's.
+    pub(super) fn stored(&self, epoch: Epoch) -> Option<Session> {
+        if self.is_empty() {
+            Session::from_epoch(epoch)
+        } else {
+            self.session_of(epoch)
+        }
+    }
+
     /// The sessions in front of the one that `epoch` stands for.
     pub(super) fn before(&self, epoch: Epoch) -> Vec<Session> {
         let older = self.known.iter().take_while(|(known, _)| *known < epoch);
