@@ -117,27 +117,24 @@ pub enum RecordingError {
 
 impl<'a, T: Transport> FeedToLog<'a, T> {
     /// Where the receiver of a recorder begins that goes on behind what `log` has of `source`; `None` if it has nothing.
-    ///
-    /// # Errors
-    /// When the log's progress, or its sessions, cannot be read.
-    pub fn start(log: &Log, source: &SourceName) -> Result<Option<Start>, RecordingError> {
-        let progress = log.resume(source)?.progress;
-        let sessions = RecordedSessions::read(log, source)?;
-        Ok(progress.map(|progress| Start::From {
-            session: sessions.stored(progress.epoch),
-            next: progress.through.next(),
-        }))
-    }
-
-    /// The foreign sessions that `log` has of `source` in front of the one where it goes on: they are over, and a
+    /// With it, the foreign sessions that `log` has of `source` in front of the one where it goes on: they are over, and a
     /// receiver is to ignore what is late of them. Teeline's sessions need no such list, since they grow.
     ///
     /// # Errors
-    /// As [`start`](Self::start).
-    pub fn over(log: &Log, source: &SourceName) -> Result<Vec<Session>, RecordingError> {
+    /// When the log's progress, or its sessions, cannot be read.
+    pub fn start(
+        log: &Log,
+        source: &SourceName,
+    ) -> Result<Option<(Start, Vec<Session>)>, RecordingError> {
         let progress = log.resume(source)?.progress;
         let sessions = RecordedSessions::read(log, source)?;
-        Ok(progress.map_or_else(Vec::new, |progress| sessions.before(progress.epoch)))
+        Ok(progress.map(|progress| {
+            let start = Start::From {
+                session: sessions.stored(progress.epoch),
+                next: progress.through.next(),
+            };
+            (start, sessions.before(progress.epoch))
+        }))
     }
 
     /// Records what `subscription` receives as messages of type `kind`, under the name `source`.

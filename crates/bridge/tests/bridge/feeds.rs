@@ -458,12 +458,13 @@ fn recorder_of<'a>(
     sessions: Sessions,
 ) -> FeedToLog<'a, ReceivingEnd> {
     let start = FeedToLog::<ReceivingEnd>::start(log, &feed()).unwrap();
+    let (start, over) = start.unwrap_or((Start::Beginning, Vec::new()));
     let receiver = Receiver::new(ReceiverOptions {
         lines: 1,
         servers: 1,
-        start: start.unwrap_or(Start::Beginning),
+        start,
         sessions,
-        ignored_sessions: FeedToLog::<ReceivingEnd>::over(log, &feed()).unwrap(),
+        ignored_sessions: over,
         ..ReceiverOptions::default()
     });
     let transport = ReceivingEnd(Rc::clone(network));

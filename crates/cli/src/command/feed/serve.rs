@@ -73,8 +73,7 @@ impl StoreArgs {
         let log = Log::open_or_create(&log, &LogOptions::default()).map_err(Failure::new)?;
         let topic = topic_of(&log, &topic)?;
         let start = FeedToLog::<UdpTransport>::start(&log, &source).map_err(Failure::new)?;
-        let start = start.unwrap_or(Start::Beginning);
-        let over = FeedToLog::<UdpTransport>::over(&log, &source).map_err(Failure::new)?;
+        let (start, over) = start.unwrap_or((Start::Beginning, Vec::new()));
         let state = self.foreign.then(|| match &self.state {
             Some(path) => StateDir::open(path),
             None => StateDir::default_path().and_then(StateDir::open),
