@@ -48,6 +48,22 @@ fn receiver() -> SocketAddr {
     "10.0.0.2:4000".parse().unwrap()
 }
 
+/// Hands up to `limit` packets that `pop` takes out of a queue to `each`; how many there were.
+fn hand_over(
+    limit: usize,
+    mut pop: impl FnMut() -> Option<Vec<u8>>,
+    mut each: impl FnMut(&[u8]),
+) -> usize {
+    let mut received = 0;
+    while received < limit
+        && let Some(packet) = pop()
+    {
+        received += 1;
+        each(&packet);
+    }
+    received
+}
+
 struct SendingEnd(Rc<RefCell<Network>>);
 struct ReceivingEnd(Rc<RefCell<Network>>);
 
@@ -79,15 +95,8 @@ impl Transport for SendingEnd {
         limit: usize,
         each: &mut dyn FnMut(SocketAddr, &[u8]),
     ) -> io::Result<usize> {
-        let mut received = 0;
-        while received < limit {
-            let Some(request) = self.0.borrow_mut().requests.pop_front() else {
-                break;
-            };
-            received += 1;
-            each(receiver(), &request);
-        }
-        Ok(received)
+        let pop = || self.0.borrow_mut().requests.pop_front();
+        Ok(hand_over(limit, pop, |request| each(receiver(), request)))
     }
 
     fn wait(&mut self, _: Duration) -> io::Result<()> {
@@ -106,20 +115,15 @@ impl Transport for ReceivingEnd {
         limit: usize,
         each: &mut dyn FnMut(usize, Arrival<'_>),
     ) -> io::Result<usize> {
-        let mut received = 0;
-        while received < limit {
-            let Some(packet) = self.0.borrow_mut().line.pop_front() else {
-                break;
-            };
-            received += 1;
+        let pop = || self.0.borrow_mut().line.pop_front();
+        Ok(hand_over(limit, pop, |packet| {
             let arrival = Arrival {
-                bytes: &packet,
+                bytes: packet,
                 from: None,
                 kernel_ns: None,
             };
             each(0, arrival);
-        }
-        Ok(received)
+        }))
     }
 
     fn receive_peers(
@@ -127,15 +131,8 @@ impl Transport for ReceivingEnd {
         limit: usize,
         each: &mut dyn FnMut(SocketAddr, &[u8]),
     ) -> io::Result<usize> {
-        let mut received = 0;
-        while received < limit {
-            let Some(answer) = self.0.borrow_mut().answers.pop_front() else {
-                break;
-            };
-            received += 1;
-            each(server(), &answer);
-        }
-        Ok(received)
+        let pop = || self.0.borrow_mut().answers.pop_front();
+        Ok(hand_over(limit, pop, |answer| each(server(), answer)))
     }
 
     fn wait(&mut self, _: Duration) -> io::Result<()> {
