@@ -97,10 +97,7 @@ impl Bridge {
     /// # Errors
     /// As [`Bridge::open`].
     pub fn with_log(config: BridgeConfig, log: Log) -> Result<Self, BridgeError> {
-        let state = match &config.state_dir {
-            Some(dir) => StateDir::open(dir)?,
-            None => StateDir::open(StateDir::default_path()?)?,
-        };
+        let state = StateDir::open_or_default(config.state_dir.as_deref())?;
         for topic in &config.topics {
             open_topic(&log, topic)?;
         }

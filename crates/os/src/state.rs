@@ -107,6 +107,18 @@ impl StateDir {
         Ok(Self { path })
     }
 
+    /// Opens the directory that an operator named as [`StateDir::open`] does, or where none was named that at
+    /// [`StateDir::default_path`].
+    ///
+    /// # Errors
+    /// When it cannot be made, or when none was named and there is no default.
+    pub fn open_or_default(path: Option<&Path>) -> Result<Self, StateError> {
+        match path {
+            Some(path) => Self::open(path),
+            None => Self::open(Self::default_path()?),
+        }
+    }
+
     /// Where the state directory is unless an operator says otherwise: `$TEELINE_STATE_DIR`, else `/var/lib/teeline` for
     /// root, else `$XDG_STATE_HOME/teeline`, else `~/.local/state/teeline`.
     ///

@@ -82,11 +82,7 @@ impl PublishArgs {
             .map_err(|error| Failure::new(format_args!("--linger: {error}")))?;
         let stop = stop_on_signals(&STOP)?;
         let mut itch = file::open_itch(&self.itch)?;
-        let state = match &self.state {
-            Some(path) => StateDir::open(path),
-            None => StateDir::default_path().and_then(StateDir::open),
-        };
-        let state = state.map_err(Failure::new)?;
+        let state = StateDir::open_or_default(self.state.as_deref()).map_err(Failure::new)?;
         let transport = UdpTransport::sender(&self.lines.options(), self.requests);
         let transport = transport.map_err(Failure::new)?;
         complain_of_buffers(&transport);

@@ -57,11 +57,7 @@ struct RelayedLine {
 impl RelayArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let stop = stop_on_signals(&STOP)?;
-        let state = match &self.state {
-            Some(path) => StateDir::open(path),
-            None => StateDir::default_path().and_then(StateDir::open),
-        };
-        let state = state.map_err(Failure::new)?;
+        let state = StateDir::open_or_default(self.state.as_deref()).map_err(Failure::new)?;
         let options = RingOptions::new(self.source.clone()).capacity(self.capacity);
         let options = self
             .consumers

@@ -74,10 +74,9 @@ impl StoreArgs {
         let topic = topic_of(&log, &topic)?;
         let start = FeedToLog::<UdpTransport>::start(&log, &source).map_err(Failure::new)?;
         let (start, over) = start.unwrap_or((Start::Beginning, Vec::new()));
-        let state = self.foreign.then(|| match &self.state {
-            Some(path) => StateDir::open(path),
-            None => StateDir::default_path().and_then(StateDir::open),
-        });
+        let state = self
+            .foreign
+            .then(|| StateDir::open_or_default(self.state.as_deref()));
         let state = state.transpose().map_err(Failure::new)?;
         let sessions = if self.foreign {
             Sessions::Follow

@@ -113,11 +113,7 @@ impl DiscardedFields {
 impl CreateArgs {
     pub(super) fn run(&self, out: &mut Output) -> Result<Answer, Failure> {
         let options = self.options()?;
-        let state = match &self.state {
-            Some(path) => StateDir::open(path),
-            None => StateDir::default_path().and_then(StateDir::open),
-        };
-        let state = state.map_err(Failure::new)?;
+        let state = StateDir::open_or_default(self.state.as_deref()).map_err(Failure::new)?;
         // Before anything is removed to make way.
         options.check().map_err(Failure::new)?;
         let discarded = self.make_way()?;
