@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use teeline_latency::raw::{Content, Field, Fixed, Route, Side, Trips, answer, ask};
 use teeline_os::cpu;
 
-use super::stage::Stage;
+use super::{round::Round, stage::Stage};
 use crate::output::{Answer, Failure};
 
 /// What a process of a bench is told to do: its half of one round.
@@ -217,6 +217,13 @@ impl<'a, W: Work> Crew<'a, W> {
                 }
             }
         }
+    }
+}
+
+impl<W: Work<Done = Round>> Crew<'_, W> {
+    /// As [`play`](Self::play), and returns what they measured together.
+    pub(crate) fn round(&mut self, works: Vec<W>) -> Result<Round, Failure> {
+        Ok(self.play(works)?.into_iter().collect())
     }
 }
 

@@ -151,9 +151,9 @@ impl Fills<'_, '_> {
             way: Way::Idle,
             ..work.clone()
         };
-        let rounds = self.crew.play(vec![work, idle]);
+        let round = self.crew.round(vec![work, idle]);
         drop(std::fs::remove_dir_all(&place));
-        Ok(rounds?.into_iter().fold(Round::new(), Round::and))
+        round
     }
 }
 

@@ -143,8 +143,7 @@ impl Fanout<'_, '_> {
             Part::First,
             added.map_or(Part::Rest, Part::Added),
         ];
-        let rounds = self.crew.play(parts.map(work).into())?;
-        Ok(rounds.into_iter().fold(Round::new(), Round::and))
+        self.crew.round(parts.map(work).into())
     }
 }
 

@@ -180,9 +180,7 @@ impl Scene<'_, '_> {
 
     fn play_one(&mut self, work: Work) -> Result<Round, Failure> {
         let done = self.play(vec![work])?;
-        Ok(done
-            .into_iter()
-            .fold(Round::new(), |all, done| all.and(done.round)))
+        Ok(done.into_iter().map(|done| done.round).collect())
     }
 }
 
@@ -435,9 +433,7 @@ impl Tailing<'_, '_, '_> {
         };
         let works = vec![work(true), work(false)];
         let done = self.scene.play(works)?;
-        Ok(done
-            .into_iter()
-            .fold(Round::new(), |all, done| all.and(done.round)))
+        Ok(done.into_iter().map(|done| done.round).collect())
     }
 }
 
@@ -495,9 +491,7 @@ impl Grouping<'_, '_, '_> {
         let done = self.scene.play(works)?;
         let stored: u64 = done.iter().map(|done| done.stored).sum();
         let ns = done.iter().map(|done| done.ns).fold(0.0, f64::max);
-        let all = done
-            .into_iter()
-            .fold(Round::new(), |all, done| all.and(done.round));
+        let all: Round = done.into_iter().map(|done| done.round).collect();
         let count = self.scene.play_one(Work::Count {
             path: place.0.clone(),
             stored,

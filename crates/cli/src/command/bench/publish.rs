@@ -139,8 +139,7 @@ impl Publish<'_, '_> {
             },
             wakes: self.stage.count(WAKES),
         };
-        let rounds = self.crew.play(vec![work(true), work(false)])?;
-        Ok(rounds.into_iter().fold(Round::new(), Round::and))
+        self.crew.round(vec![work(true), work(false)])
     }
 }
 

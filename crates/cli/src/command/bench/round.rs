@@ -72,6 +72,13 @@ impl Round {
     }
 }
 
+/// What several processes measured in the same round.
+impl FromIterator<Round> for Round {
+    fn from_iter<I: IntoIterator<Item = Round>>(rounds: I) -> Self {
+        rounds.into_iter().fold(Self::new(), Self::and)
+    }
+}
+
 /// What rounds of one kind measured together.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {

@@ -178,8 +178,7 @@ impl Rtt<'_, '_> {
             warm_up: self.stage.count(self.plan.warm_up()),
             trips: self.stage.count(TRIPS),
         };
-        let rounds = self.crew.play(vec![work(true), work(false)])?;
-        Ok(rounds.into_iter().fold(Round::new(), Round::and))
+        self.crew.round(vec![work(true), work(false)])
     }
 
     fn raw(&mut self, limit: Limit) -> Result<Round, Failure> {

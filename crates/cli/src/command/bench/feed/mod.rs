@@ -132,8 +132,7 @@ fn play(
         pace: pace.clone(),
         what: what.clone(),
     };
-    let rounds = crew.play(vec![work(true), work(false)])?;
-    Ok(rounds.into_iter().fold(Round::new(), Round::and))
+    crew.round(vec![work(true), work(false)])
 }
 
 /// A failure of the transport.
