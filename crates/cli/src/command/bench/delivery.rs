@@ -22,11 +22,14 @@ use teeline_os::SystemClock;
 
 use super::{Case, Crew, Regime, Round, Stage, StageArgs, Target, measure, measure_each};
 use crate::{
-    command::demo::inputs::Input,
+    command::{demo::inputs::Input, shared_dir::SharedDir},
     output::{Answer, Failure, Output},
 };
 
 pub(super) const NAME: &str = "delivery";
+
+/// How the name of every round's directory begins.
+const DIR_PREFIX: &str = "teeline-bench-delivery.";
 
 /// Fills of a round.
 const FILLS: u64 = 4_000;
@@ -135,25 +138,18 @@ struct Fills<'a, 'b> {
 
 impl Fills<'_, '_> {
     fn round(&mut self, way: Way) -> Result<Round, Failure> {
-        let place = self.dir.join(format!(
-            "teeline-bench.{}.{:08x}",
-            std::process::id(),
-            fastrand::u32(..)
-        ));
-        std::fs::create_dir(&place).map_err(Failure::new)?;
+        let dir = SharedDir::create_in(self.dir, DIR_PREFIX)?;
         let work = Work {
-            way,
-            place: place.clone(),
+            way: Some(way),
+            place: dir.path().to_owned(),
             fills: self.stage.count(FILLS).max(100),
             seed: self.stage.seed,
         };
         let idle = Work {
-            way: Way::Idle,
+            way: None,
             ..work.clone()
         };
-        let round = self.crew.round(vec![work, idle]);
-        drop(std::fs::remove_dir_all(&place));
-        round
+        self.crew.round(vec![work, idle])
     }
 }
 
@@ -183,7 +179,8 @@ impl Regime for Fills<'_, '_> {
 /// What a process does in a round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Work {
-    way: Way,
+    /// Nothing for the one that is there for the probe only.
+    way: Option<Way>,
     /// A directory of the round's own.
     place: PathBuf,
     fills: u64,
@@ -196,23 +193,21 @@ enum Way {
     Delivery { mode: String, batch: u32 },
     /// From memory.
     Bare { transaction: u32 },
-    /// Nothing: it is there for the probe.
-    Idle,
 }
 
 impl super::Work for Work {
     type Done = Round;
 
     fn run(self) -> Result<Round, Failure> {
-        let count = usize::try_from(self.fills).map_err(Failure::new)?;
-        let fills = match self.way {
-            Way::Idle => return Ok(Round::new()),
-            _ => Input::synthetic(self.seed, count).fills,
+        let Some(way) = &self.way else {
+            return Ok(Round::new());
         };
+        let count = usize::try_from(self.fills).map_err(Failure::new)?;
+        let fills = Input::synthetic(self.seed, count).fills;
         let log = self.log(&fills)?;
         let path = self.place.join("state.db");
         let mut store = AtomicStore::open(&path, &SCHEMA, 0o600, log.id()).map_err(Failure::new)?;
-        let ns = match &self.way {
+        let ns = match way {
             Way::Delivery { mode, batch } => {
                 let mode = mode.parse().map_err(Failure::new)?;
                 let (group, topic) = (name("bench")?, name("fills")?);
@@ -235,7 +230,6 @@ impl super::Work for Work {
                 }
                 SystemClock.monotonic_ns() - began
             }
-            Way::Idle => 1,
         };
         let wrong = wrong(&mut store, &fills)?;
         #[expect(
