@@ -46,7 +46,7 @@ mod throughput;
 use clap::Subcommand;
 
 pub(crate) use crew::{Crew, Work, WorkerArgs};
-pub(crate) use pairs::{Case, Regime, Target, measure, measure_each, skip};
+pub(crate) use pairs::{Case, Regime, Target, measure, measure_each};
 pub(crate) use round::Round;
 pub(crate) use stage::{Place, Stage, StageArgs};
 

@@ -368,7 +368,7 @@ impl Report {
 }
 
 /// Prints that a regime cannot be measured here, and why. That is an answer, and a fine one.
-pub(crate) fn skip(case: &Case, reason: &str, out: &mut Output) -> Result<Answer, Failure> {
+fn skip(case: &Case, reason: &str, out: &mut Output) -> Result<Answer, Failure> {
     if out.is_json() {
         let mut object = head(case);
         object.insert("skipped".to_owned(), reason.into());

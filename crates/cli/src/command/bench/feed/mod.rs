@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use teeline_feed::driver::UdpTransport;
 
 use self::lines::{Lines, Pace};
-use super::{Crew, Round, Stage, StageArgs, measure, skip};
+use super::{Case, Crew, Round, Stage, StageArgs, measure, measure_each};
 use crate::output::{Answer, Failure, Output};
 
 pub(super) const NAME: &str = "feed";
@@ -47,44 +47,51 @@ impl FeedArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let stage = Stage::set(&self.stage)?;
         let wanted = |part| self.only.is_none_or(|only| only == part);
-        let rtt = wanted(Part::Rtt).then_some(rtt::Plan);
-        let mut streams = Vec::new();
-        if wanted(Part::Throughput) {
-            streams = stream::Plan::all(self.itch.as_deref())?;
+        let mut plans = Vec::new();
+        if wanted(Part::Rtt) {
+            plans.push(Plan::Rtt(rtt::Plan));
         }
-        let mut repairs = Vec::new();
+        if wanted(Part::Throughput) {
+            let streams = stream::Plan::all(self.itch.as_deref())?;
+            plans.extend(streams.into_iter().map(Plan::Stream));
+        }
         if wanted(Part::Repair) {
-            repairs = repair::Plan::all(stage.short);
+            let repairs = repair::Plan::all(stage.short);
+            plans.extend(repairs.into_iter().map(Plan::Repair));
         }
         let cores = stage
             .cores::<2>()
             .and_then(|cores| Lines::carry_multicast().map(|()| cores));
-        let cores = match cores {
-            Ok(cores) => cores,
-            Err(reason) => {
-                let cases = rtt.iter().map(rtt::Plan::case);
-                let cases = cases.chain(streams.iter().map(stream::Plan::case));
-                for case in cases.chain(repairs.iter().map(repair::Plan::case)) {
-                    skip(&case, &reason, out)?;
+        measure_each(&stage, cores, plans, Plan::case, out, |crew, plan, out| {
+            let stage = &stage;
+            match plan {
+                Plan::Rtt(plan) => measure(stage, &mut rtt::Rtt::new(stage, crew, plan), out),
+                Plan::Stream(plan) => {
+                    measure(stage, &mut stream::Throughput::new(stage, crew, plan), out)
                 }
-                return Ok(Answer::Fine);
+                Plan::Repair(plan) => {
+                    measure(stage, &mut repair::Repair::new(stage, crew, plan), out)
+                }
             }
-        };
-        let mut crew = Crew::start(&stage, NAME, &cores)?;
-        let mut answer = Answer::Fine;
-        if let Some(plan) = rtt {
-            let mut regime = rtt::Rtt::new(&stage, &mut crew, plan);
-            answer = answer.and(measure(&stage, &mut regime, out)?);
+        })
+    }
+}
+
+/// One regime.
+#[derive(Debug)]
+enum Plan {
+    Rtt(rtt::Plan),
+    Stream(stream::Plan),
+    Repair(repair::Plan),
+}
+
+impl Plan {
+    fn case(&self) -> Case {
+        match self {
+            Self::Rtt(plan) => plan.case(),
+            Self::Stream(plan) => plan.case(),
+            Self::Repair(plan) => plan.case(),
         }
-        for plan in streams {
-            let mut regime = stream::Throughput::new(&stage, &mut crew, plan);
-            answer = answer.and(measure(&stage, &mut regime, out)?);
-        }
-        for plan in repairs {
-            let mut regime = repair::Repair::new(&stage, &mut crew, plan);
-            answer = answer.and(measure(&stage, &mut regime, out)?);
-        }
-        Ok(answer)
     }
 }
 
