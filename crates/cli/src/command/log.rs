@@ -14,7 +14,7 @@ use std::{
 use clap::Subcommand;
 use serde::Serialize;
 use teeline_core::{Name, Offset, Partition, SourceId, SourceName};
-use teeline_log::{Control, Log, LogOptions, Reader, Record, Severity, Topic};
+use teeline_log::{Control, Log, LogOptions, Reader, Record, Severity, Topic, groups::GroupOffset};
 
 use crate::{
     command::bytes::{Excerpt, hex},
@@ -122,7 +122,7 @@ impl LogVerb {
                 let topic = log.topic(&topic).map_err(Failure::new)?;
                 let mut readers = readers(&log, &topic, partition, None)?;
                 for reader in &mut readers {
-                    let start = topic.start(reader.partition()).map_err(Failure::new)?;
+                    let start = reader.position();
                     let end = topic
                         .high_watermark(reader.partition())
                         .map_err(Failure::new)?;
@@ -462,11 +462,7 @@ fn offsets(log: &Log, group: Option<&Name>, out: &mut Output) -> Result<Answer, 
         .iter()
         .filter(|offset| group.is_none_or(|group| *group == offset.group))
     {
-        let topic = log.topic(&offset.topic).map_err(Failure::new)?;
-        let start = topic.start(offset.partition).map_err(Failure::new)?;
-        let end = topic
-            .high_watermark(offset.partition)
-            .map_err(Failure::new)?;
+        let (end, lag) = lag(log, offset)?;
         let line = OffsetLine {
             group: offset.group.to_string(),
             topic: offset.topic.to_string(),
@@ -474,7 +470,7 @@ fn offsets(log: &Log, group: Option<&Name>, out: &mut Output) -> Result<Answer, 
             generation: offset.generation,
             next: offset.next.map(|next| next.0),
             high_watermark: end.0,
-            lag_records: end.0.saturating_sub(offset.next.unwrap_or(start).0),
+            lag_records: lag,
         };
         if out.is_json() {
             out.object(&line)?;
@@ -506,6 +502,17 @@ fn offsets(log: &Log, group: Option<&Name>, out: &mut Output) -> Result<Answer, 
     Ok(Answer::Fine)
 }
 
+/// The readable end of a partition, and how many records a group is behind it.
+fn lag(log: &Log, offset: &GroupOffset) -> Result<(Offset, u64), Failure> {
+    let topic = log.topic(&offset.topic).map_err(Failure::new)?;
+    let start = topic.start(offset.partition).map_err(Failure::new)?;
+    let end = topic
+        .high_watermark(offset.partition)
+        .map_err(Failure::new)?;
+    let lag = end.0.saturating_sub(offset.next.unwrap_or(start).0);
+    Ok((end, lag))
+}
+
 #[derive(Serialize, Default)]
 struct GroupLine {
     group: String,
@@ -519,11 +526,7 @@ struct GroupLine {
 fn groups(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
     let mut groups: BTreeMap<String, GroupLine> = BTreeMap::new();
     for offset in log.group_offsets().map_err(Failure::new)? {
-        let topic = log.topic(&offset.topic).map_err(Failure::new)?;
-        let start = topic.start(offset.partition).map_err(Failure::new)?;
-        let end = topic
-            .high_watermark(offset.partition)
-            .map_err(Failure::new)?;
+        let (_, lag) = lag(log, &offset)?;
         let name = offset.group.to_string();
         let group = groups.entry(name.clone()).or_insert_with(|| GroupLine {
             group: name,
@@ -535,7 +538,7 @@ fn groups(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
         }
         group.partitions += 1;
         group.generation = group.generation.max(offset.generation);
-        group.lag_records += end.0.saturating_sub(offset.next.unwrap_or(start).0);
+        group.lag_records += lag;
     }
     let mut rows = Vec::new();
     for group in groups.into_values() {
