@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use teeline_core::{Name, Offset};
 use teeline_delivery::dead_letter::{DeadLetter, DeadLetters, Fate};
-use teeline_log::{Log, LogOptions};
+use teeline_log::{Log, LogOptions, groups::GroupOffset};
 use teeline_os::SystemClock;
 
 use crate::{
@@ -133,12 +133,13 @@ fn ls(whose: &Whose, only_undecided: bool, out: &mut Output) -> Result<Answer, F
     let (log, letters) = whose.open(&LogOptions::read_only())?;
     let list = letters.list().map_err(Failure::new)?;
     let undecided = list.iter().filter(|l| l.fate == Fate::Undecided).count();
+    let offsets = log.group_offsets().map_err(Failure::new)?;
     let mut rows = Vec::new();
     for letter in &list {
         if only_undecided && letter.fate != Fate::Undecided {
             continue;
         }
-        let is_read = is_read(&log, whose, &letters, letter)?;
+        let is_read = is_read(&offsets, whose, &letters, letter);
         if out.is_json() {
             out.object(&line(letter, is_read))?;
             continue;
@@ -167,7 +168,8 @@ fn ls(whose: &Whose, only_undecided: bool, out: &mut Output) -> Result<Answer, F
 fn show(whose: &Whose, number: u64, out: &mut Output) -> Result<Answer, Failure> {
     let (log, letters) = whose.open(&LogOptions::read_only())?;
     let letter = letters.get(number).map_err(Failure::new)?;
-    let is_read = is_read(&log, whose, &letters, &letter)?;
+    let offsets = log.group_offsets().map_err(Failure::new)?;
+    let is_read = is_read(&offsets, whose, &letters, &letter);
     if out.is_json() {
         out.object(&line(&letter, is_read))?;
         return Ok(Answer::Fine);
@@ -245,23 +247,21 @@ fn decide(
 
 /// Whether the group has read what was decided.
 fn is_read(
-    log: &Log,
+    offsets: &[GroupOffset],
     whose: &Whose,
     letters: &DeadLetters,
     letter: &DeadLetter,
-) -> Result<bool, Failure> {
+) -> bool {
     let (Fate::Redriven(at) | Fate::Dropped(at)) = letter.fate else {
-        return Ok(false);
+        return false;
     };
-    let offsets = log.group_offsets().map_err(Failure::new)?;
     let next = offsets.iter().find(|offset| {
         offset.group == whose.group
             && offset.topic == *letters.retry_topic().name()
             && offset.partition == letter.partition
     });
-    Ok(next
-        .and_then(|offset| offset.next)
-        .is_some_and(|next| next > at))
+    next.and_then(|offset| offset.next)
+        .is_some_and(|next| next > at)
 }
 
 fn place(letter: &DeadLetter) -> String {
