@@ -8,22 +8,16 @@ use teeline_latency::{
     raw::{Content, Field, Side, Size},
     with_size,
 };
-use teeline_ring::{Alignment, Join, ObserveOptions, Observer};
+use teeline_ring::{Join, ObserveOptions, Observer};
 
 use super::{
     Case, Crew, Regime, Round, Stage, StageArgs, Target, measure, measure_each,
-    publishing::{self, Amount},
-    rings::{self, Shape, Sleepers, parse_alignment},
+    publishing::{self, Amount, MessageArgs},
+    rings::{self, Shape, Sleepers},
 };
 use crate::output::{Answer, Failure, Output};
 
 pub(super) const NAME: &str = "fanout";
-
-/// Bytes of a message: one cache line with its header.
-const SIZE_DEFAULT: u32 = 48;
-
-/// Batches of a round.
-const BATCHES: u64 = 2_000;
 
 /// Cores that it takes: one for each process that spins, and one for all others.
 const CORES: usize = 4;
@@ -42,15 +36,8 @@ const FIELDS: [&str; 2] = ["field-first", "field-second"];
 pub(crate) struct FanoutArgs {
     #[command(flatten)]
     stage: StageArgs,
-    /// Bytes of a message.
-    #[arg(long, value_name = "N", default_value_t = SIZE_DEFAULT, value_parser = clap::value_parser!(u32).range(1..))]
-    size: u32,
-    /// What frames start on: 16, 32, 64 or 128 bytes.
-    #[arg(long, value_name = "A", default_value = "64", value_parser = parse_alignment)]
-    align: Alignment,
-    /// Bytes of the ring.
-    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
-    capacity: u64,
+    #[command(flatten)]
+    message: MessageArgs,
 }
 
 /// Who is added.
@@ -64,11 +51,7 @@ impl FanoutArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let stage = Stage::set(&self.stage)?;
         let cores = stage.cores::<CORES>();
-        let shape = Shape {
-            capacity: self.capacity,
-            alignment: self.align,
-        };
-        let size = self.size as usize;
+        let (size, shape) = (self.message.size(), self.message.shape());
         let plans = [Added::Observer, Added::Consumer].map(|added| Plan { added, size, shape });
         let cores = cores.map(|[producer, first, second, _spare]| [producer, first, second]);
         measure_each(&stage, cores, plans, Plan::case, out, |crew, plan, out| {
@@ -131,10 +114,7 @@ impl Fanout<'_, '_> {
             fields: FIELDS.map(|field| place.join(field)),
             size: self.plan.size,
             seed: self.stage.seed,
-            amount: Amount {
-                warm_up: self.stage.count(BATCHES),
-                batches: self.stage.count(BATCHES),
-            },
+            amount: Amount::of(self.stage),
         };
         let parts = [
             Part::Produce {

@@ -8,22 +8,17 @@ use teeline_latency::{
     raw::{self, Content, Field, Side, Size},
     with_size,
 };
-use teeline_ring::Alignment;
 
 use super::{
     Case, Crew, Place, Regime, Round, Stage, StageArgs, Target, measure, measure_each,
-    publishing::{self, Amount, BATCH},
-    rings::{self, Shape, Sleepers, TYPE, message, parse_alignment},
+    publishing::{self, Amount, BATCH, MessageArgs},
+    rings::{self, Shape, Sleepers, TYPE, message},
 };
 use crate::output::{Answer, Failure, Output};
 
 pub(super) const NAME: &str = "publish";
 
-/// Bytes of a message: one cache line with its header.
-const SIZE_DEFAULT: u32 = 48;
-
-/// Batches of a round, and wakes of one.
-const BATCHES: u64 = 2_000;
+/// Wakes of a round.
 const WAKES: u64 = 128;
 
 /// How long a sleeper waits before it takes the producer for dead.
@@ -42,15 +37,8 @@ const FIELD: &str = "field";
 pub(crate) struct PublishArgs {
     #[command(flatten)]
     stage: StageArgs,
-    /// Bytes of a message.
-    #[arg(long, value_name = "N", default_value_t = SIZE_DEFAULT, value_parser = clap::value_parser!(u32).range(1..))]
-    size: u32,
-    /// What frames start on: 16, 32, 64 or 128 bytes.
-    #[arg(long, value_name = "A", default_value = "64", value_parser = parse_alignment)]
-    align: Alignment,
-    /// Bytes of the ring.
-    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
-    capacity: u64,
+    #[command(flatten)]
+    message: MessageArgs,
 }
 
 /// What the consumer does meanwhile.
@@ -63,11 +51,7 @@ enum ConsumerIs {
 impl PublishArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let stage = Stage::set(&self.stage)?;
-        let shape = Shape {
-            capacity: self.capacity,
-            alignment: self.align,
-        };
-        let size = self.size as usize;
+        let (size, shape) = (self.message.size(), self.message.shape());
         let plans = [ConsumerIs::Awake, ConsumerIs::Asleep].map(|consumer| Plan {
             consumer,
             size,
@@ -133,10 +117,7 @@ impl Publish<'_, '_> {
             field: place.join(FIELD),
             size: self.plan.size,
             seed: self.stage.seed,
-            amount: Amount {
-                warm_up: self.stage.count(BATCHES),
-                batches: self.stage.count(BATCHES),
-            },
+            amount: Amount::of(self.stage),
             wakes: self.stage.count(WAKES),
         };
         self.crew.round(vec![work(true), work(false)])

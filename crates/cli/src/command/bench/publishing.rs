@@ -1,17 +1,24 @@
 //! What a publish costs its producer, while others read: shared by the benches that ask for it.
 
+use clap::Args;
 use teeline_latency::{
     Stopwatch,
     raw::{Content, Patience, Size},
     ticks,
 };
-use teeline_ring::{Consumer, Observed, Observer, Producer, PublishError};
+use teeline_ring::{Alignment, Consumer, Observed, Observer, Producer, PublishError};
 
 use super::{
-    Round,
-    rings::{TYPE, message},
+    Round, Stage,
+    rings::{Shape, TYPE, message, parse_alignment},
 };
 use crate::output::Failure;
+
+/// Bytes of a message: one cache line with its header.
+const SIZE_DEFAULT: u32 = 48;
+
+/// Batches of a round.
+const BATCHES: u64 = 2_000;
 
 /// Publishes between two readings of the clock, which costs as much as some of them.
 pub(super) const BATCH: u64 = 64;
@@ -23,16 +30,52 @@ const PAUSE_TICKS: u64 = 8_000;
 /// Frames of one poll.
 const POLL_LIMIT: usize = 256;
 
+/// What is published, and in what ring.
+#[derive(Debug, Args)]
+pub(super) struct MessageArgs {
+    /// Bytes of a message.
+    #[arg(long, value_name = "N", default_value_t = SIZE_DEFAULT, value_parser = clap::value_parser!(u32).range(1..))]
+    size: u32,
+    /// What frames start on: 16, 32, 64 or 128 bytes.
+    #[arg(long, value_name = "A", default_value = "64", value_parser = parse_alignment)]
+    align: Alignment,
+    /// Bytes of the ring.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
+    capacity: u64,
+}
+
+impl MessageArgs {
+    pub(super) fn size(&self) -> usize {
+        self.size as usize
+    }
+
+    pub(super) fn shape(&self) -> Shape {
+        Shape {
+            capacity: self.capacity,
+            alignment: self.align,
+        }
+    }
+}
+
 /// What is published in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct Amount {
     /// Batches that are not timed.
-    pub(super) warm_up: u64,
+    warm_up: u64,
     /// Batches that are.
-    pub(super) batches: u64,
+    batches: u64,
 }
 
 impl Amount {
+    /// As much untimed as timed.
+    pub(super) fn of(stage: &Stage) -> Self {
+        let batches = stage.count(BATCHES);
+        Self {
+            warm_up: batches,
+            batches,
+        }
+    }
+
     pub(super) fn messages(self) -> u64 {
         (self.warm_up + self.batches) * BATCH
     }
