@@ -33,7 +33,7 @@ pub(super) fn open_pcap(path: &Path) -> Result<PcapReader<Input>, Failure> {
     PcapReader::new(open(path)?).map_err(|error| unreadable(path, &error))
 }
 
-pub(super) fn open_itch(path: &Path) -> Result<ItchReader<Input>, Failure> {
+pub(crate) fn open_itch(path: &Path) -> Result<ItchReader<Input>, Failure> {
     Ok(ItchReader::new(open(path)?))
 }
 
@@ -45,7 +45,7 @@ pub(super) fn create(path: &Path) -> Result<BufWriter<File>, Failure> {
     }
 }
 
-pub(super) fn unreadable(path: &Path, error: &CaptureError) -> Failure {
+pub(crate) fn unreadable(path: &Path, error: &CaptureError) -> Failure {
     Failure::new(format_args!("{}: {error}", path.display()))
 }
 

@@ -2,7 +2,7 @@
 
 mod check;
 mod event;
-mod file;
+pub(crate) mod file;
 mod live;
 mod pace;
 mod publish;

@@ -28,7 +28,7 @@ const PACKET_BYTES: usize = 1_400;
 pub(crate) struct FeedArgs {
     #[command(flatten)]
     stage: StageArgs,
-    /// An ITCH file, whose messages are sent in the last throughput row [default: made-up ones as long as those of a real file].
+    /// An ITCH file, may be gzipped, whose messages are sent in the last throughput row [default: made-up ones as long as those of a real file].
     #[arg(long, value_name = "FILE")]
     itch: Option<PathBuf>,
     /// Only this part: rtt, throughput or repair.

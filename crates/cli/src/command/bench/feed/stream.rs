@@ -1,10 +1,10 @@
 //! Messages a second, one way over one line.
 
-use std::{fs::File, io::BufReader, path::Path};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use teeline_core::time::Clock;
-use teeline_feed::{Event, NotAll, RequestOptions, capture::ItchReader, driver::UdpTransport};
+use teeline_feed::{Event, NotAll, RequestOptions, driver::UdpTransport};
 use teeline_latency::{
     Stopwatch,
     raw::{Content, Dynamic, Patience, Size},
@@ -20,7 +20,7 @@ use super::{
     lines::{Arrived, Lines, PUBLISHER_BYTES, publisher},
     play, socket,
 };
-use crate::output::Failure;
+use crate::{command::feed::file, output::Failure};
 
 /// Bytes of packets that a round of the usual kind takes, and one of packets that go one by one.
 const ROUND_BYTES: u64 = 96 << 20;
@@ -137,20 +137,20 @@ impl Plan {
 }
 
 fn read(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
-    let unreadable = |error: &dyn std::fmt::Display| {
-        Failure::new(format_args!("cannot read {}: {error}", path.display()))
-    };
-    let file = File::open(path).map_err(|error| unreadable(&error))?;
-    let mut reader = ItchReader::new(BufReader::new(file));
+    let mut reader = file::open_itch(path)?;
     let mut messages = Vec::new();
     while messages.len() < MESSAGES_OF_A_FILE {
-        match reader.next_message().map_err(|error| unreadable(&error))? {
+        let message = reader.next_message();
+        match message.map_err(|error| file::unreadable(path, &error))? {
             Some(message) => messages.push(message.to_vec()),
             None => break,
         }
     }
     if messages.is_empty() {
-        return Err(unreadable(&"it holds no messages"));
+        return Err(Failure::new(format_args!(
+            "{}: it holds no messages",
+            path.display()
+        )));
     }
     Ok(messages)
 }
