@@ -34,6 +34,32 @@ pub(crate) struct Where {
     postgres: Option<String>,
 }
 
+/// What a relay is told.
+#[derive(Debug, Args)]
+pub(crate) struct RelayArgs {
+    /// The log's directory.
+    #[arg(long, value_name = "DIR")]
+    log: PathBuf,
+    /// The topic; its durability has to be sync-each-batch.
+    #[arg(long)]
+    topic: Name,
+    /// The source under which the events are published.
+    #[arg(long)]
+    source: SourceName,
+    /// End when nothing is left.
+    #[arg(long)]
+    once: bool,
+    /// Most events that are numbered, appended and marked together.
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    batch: u32,
+    /// How long this relay keeps others out after it was killed.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    lease: u64,
+    /// The outbox was made anew, and what the one before had not sent is lost: go on all the same.
+    #[arg(long)]
+    abandon: bool,
+}
+
 /// The verbs of `teeline outbox`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum OutboxVerb {
@@ -41,27 +67,8 @@ pub(crate) enum OutboxVerb {
     Relay {
         #[command(flatten)]
         place: Where,
-        /// The log's directory.
-        #[arg(long, value_name = "DIR")]
-        log: PathBuf,
-        /// The topic; its durability has to be sync-each-batch.
-        #[arg(long)]
-        topic: Name,
-        /// The source under which the events are published.
-        #[arg(long)]
-        source: SourceName,
-        /// End when nothing is left.
-        #[arg(long)]
-        once: bool,
-        /// Most events that are numbered, appended and marked together.
-        #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-        batch: u32,
-        /// How long this relay keeps others out after it was killed.
-        #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
-        lease: u64,
-        /// The outbox was made anew, and what the one before had not sent is lost: go on all the same.
-        #[arg(long)]
-        abandon: bool,
+        #[command(flatten)]
+        relay: RelayArgs,
     },
     /// Say how far an outbox is: exit status 1 if something is waiting.
     Status {
@@ -90,47 +97,11 @@ struct RelayedLine {
     sqlite: &'static str,
 }
 
-/// What a relay is told.
-struct Order {
-    log: PathBuf,
-    topic: Name,
-    source: SourceName,
-    once: bool,
-    batch: usize,
-    options: RelayOptions,
-}
-
 impl OutboxVerb {
     /// Does what the verb says.
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let answer = match self {
-            Self::Relay {
-                place,
-                log,
-                topic,
-                source,
-                once,
-                batch,
-                lease,
-                abandon,
-            } => {
-                let order = Order {
-                    log,
-                    topic,
-                    source,
-                    once,
-                    batch: batch as usize,
-                    options: RelayOptions {
-                        holder: format!("process {} on {}", std::process::id(), host()),
-                        lease: Duration::from_secs(lease),
-                        succession: match abandon {
-                            true => Succession::Abandon,
-                            false => Succession::AfterDrain,
-                        },
-                    },
-                };
-                place.with(Relaying { order, out })
-            }
+            Self::Relay { place, relay } => place.with(Relaying { relay, out }),
             Self::Status { place } => place.with(Asking { out }),
         }?;
         out.flush()?;
@@ -162,32 +133,45 @@ impl Where {
     }
 }
 
+impl RelayArgs {
+    fn options(&self) -> RelayOptions {
+        RelayOptions {
+            holder: format!("process {} on {}", std::process::id(), host()),
+            lease: Duration::from_secs(self.lease),
+            succession: match self.abandon {
+                true => Succession::Abandon,
+                false => Succession::AfterDrain,
+            },
+        }
+    }
+}
+
 struct Relaying<'a> {
-    order: Order,
+    relay: RelayArgs,
     out: &'a mut Output,
 }
 
 impl Errand for Relaying<'_> {
     fn run<D: Database>(self, database: D) -> Result<Answer, Failure> {
-        let Self { order, out } = self;
+        let Self { relay: args, out } = self;
         let stop = stop_on_signals(&STOP)?;
-        let log = Log::open(&order.log, &LogOptions::default()).map_err(Failure::new)?;
+        let log = Log::open(&args.log, &LogOptions::default()).map_err(Failure::new)?;
         let name = database.name();
         let clock = Arc::new(SystemClock);
         let mut relay = Relay::open(
             database,
             &log,
-            &order.topic,
-            &order.source,
-            order.options,
+            &args.topic,
+            &args.source,
+            args.options(),
             clock,
         )
         .map_err(Failure::new)?;
         if !out.is_json() {
             out.line(format_args!(
                 "relaying {name} to topic {} as {}, SQLite {}",
-                order.topic,
-                order.source,
+                args.topic,
+                args.source,
                 rusqlite::version()
             ))?;
             out.flush()?;
@@ -195,8 +179,8 @@ impl Errand for Relaying<'_> {
         let mut relayed = 0;
         let mut nap = NAP_FIRST;
         while !stop.load(Ordering::Relaxed) {
-            match relay.run_once(order.batch).map_err(Failure::new)? {
-                0 if order.once => break,
+            match relay.run_once(args.batch as usize).map_err(Failure::new)? {
+                0 if args.once => break,
                 0 => {
                     teeline_os::sleep(nap);
                     nap = NAP_LONGEST.min(nap * 2);

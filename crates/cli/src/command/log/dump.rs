@@ -23,7 +23,7 @@ pub(crate) struct DumpArgs {
     segment: Option<u64>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Default)]
 struct BatchLine {
     segment: String,
     file_pos: u64,
@@ -128,16 +128,8 @@ fn flaw_line(segment: &str, at: usize, length: usize, flaw: &str) -> BatchLine {
         segment: segment.to_owned(),
         file_pos: at as u64,
         length: length as u64,
-        base_offset: None,
-        count: None,
-        span: None,
-        rewritten: None,
-        term: None,
-        durable: None,
-        time_max_ns: None,
-        checksum: None,
-        previous: None,
         flaw: Some(flaw.to_owned()),
+        ..BatchLine::default()
     }
 }
 

@@ -269,6 +269,13 @@ fn options() -> LogOptions {
     }
 }
 
+fn read_only() -> LogOptions {
+    LogOptions {
+        any_filesystem: true,
+        ..LogOptions::read_only()
+    }
+}
+
 fn open_topic(log: &Log, policy: Policy) -> Result<Topic, Failure> {
     let name = "bench".parse().map_err(Failure::new)?;
     let config = TopicConfig {
@@ -425,14 +432,7 @@ fn open_bare(path: &Path, written_ahead: bool) -> io::Result<File> {
 }
 
 fn read(path: &Path, size: usize, records: u64, seed: u64) -> Result<Round, Failure> {
-    let log = Log::open(
-        path,
-        &LogOptions {
-            any_filesystem: true,
-            ..LogOptions::read_only()
-        },
-    )
-    .map_err(Failure::new)?;
+    let log = Log::open(path, &read_only()).map_err(Failure::new)?;
     let topic = open_topic(&log, Policy::LeaveToOs)?;
     let mut wrong = 0;
     let mut spent = 0;
@@ -552,11 +552,7 @@ impl Tail {
     fn follow(&self) -> Result<Round, Failure> {
         // The one who appends makes the log.
         self.meet(Side::Right)?;
-        let read_only = LogOptions {
-            any_filesystem: true,
-            ..LogOptions::read_only()
-        };
-        let log = Log::open(&self.path, &read_only).map_err(Failure::new)?;
+        let log = Log::open(&self.path, &read_only()).map_err(Failure::new)?;
         let topic = open_topic(&log, Policy::LeaveToOs)?;
         let mut reader = log.reader(&topic, P0, Offset(0)).map_err(Failure::new)?;
         let mut times = teeline_latency::Times::default();
