@@ -270,18 +270,12 @@ impl Report {
 
     fn object(&self, stage: &Stage) -> Value {
         let mut object = head(&self.case);
-        let mut put = |key: &str, value: Value| object.insert(key.to_owned(), value);
-        for (name, value) in &self.ours {
-            put(name, value.clone());
-        }
+        object.extend(self.ours.clone());
         let mut limit = self.limit.clone();
         limit.insert("is".to_owned(), self.case.limit.clone().into());
-        put("limit", limit.into());
-        if let Some(ratio) = self.ratio {
-            put("ratio", thousandths(ratio.value));
-            put("ratio_lo", thousandths(ratio.lo));
-            put("ratio_hi", thousandths(ratio.hi));
-        }
+        object.insert("limit".to_owned(), limit.into());
+        put_ratio(self.ratio, &mut object);
+        let mut put = |key: &str, value: Value| object.insert(key.to_owned(), value);
         put("main", self.case.main.into());
         put("pairs", self.pairs.into());
         put("dropped", self.dropped.into());
@@ -301,11 +295,7 @@ impl Report {
             let rows = self.peers.iter().map(|(name, figures, ratio)| {
                 let mut row = figures.clone();
                 row.insert("is".to_owned(), (*name).into());
-                if let Some(ratio) = ratio {
-                    row.insert("ratio".to_owned(), thousandths(ratio.value));
-                    row.insert("ratio_lo".to_owned(), thousandths(ratio.lo));
-                    row.insert("ratio_hi".to_owned(), thousandths(ratio.hi));
-                }
+                put_ratio(*ratio, &mut row);
                 Value::from(row)
             });
             put("rows", rows.collect());
@@ -408,6 +398,15 @@ fn title(case: &Case) -> String {
         value => format!("{key} {value}"),
     });
     format!("{}: {}", case.bench, Vec::from_iter(params).join(", "))
+}
+
+/// Puts a ratio with its interval into an object, where there is one.
+fn put_ratio(ratio: Option<Median>, object: &mut Map<String, Value>) {
+    if let Some(ratio) = ratio {
+        object.insert("ratio".to_owned(), thousandths(ratio.value));
+        object.insert("ratio_lo".to_owned(), thousandths(ratio.lo));
+        object.insert("ratio_hi".to_owned(), thousandths(ratio.hi));
+    }
 }
 
 /// A ratio as it is printed.
