@@ -8,10 +8,9 @@ use std::{
     path::Path,
     process::{Child, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
-use run::{Ran, teeline};
+use run::{Ran, teeline, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use teeline_os::cpu;
@@ -280,18 +279,6 @@ fn wrong_use_is_refused_with_a_reason() {
         let text = refused(&["throughput", "--short", "--size=4096", "--capacity=4096"]);
         assert!(text.contains("4096"), "{text}");
     }
-}
-
-/// Waits, up to a minute, until `condition` holds.
-#[track_caller]
-fn wait_for(what: &str, condition: impl Fn() -> bool) {
-    for _ in 0..6_000 {
-        if condition() {
-            return;
-        }
-        teeline_os::sleep(Duration::from_millis(10));
-    }
-    panic!("waited in vain: {what}");
 }
 
 /// What the bench of process `pid` has in shared memory.

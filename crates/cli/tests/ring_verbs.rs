@@ -58,6 +58,21 @@ impl Rings {
         assert_eq!(consumer.poll(4, |_| {}).unwrap(), 4);
         dir
     }
+
+    /// A ring without consumers, in which the first of a hundred messages are written over, and its producer.
+    fn create_lapped(&self) -> (PathBuf, Producer) {
+        let dir = self.base.path().join("quotes");
+        RingOptions::new("quotes".parse().unwrap())
+            .capacity(1024)
+            .create(&dir, &self.state, &SystemClock)
+            .unwrap();
+        let mut producer = Producer::attach(&dir, &AttachOptions::default()).unwrap();
+        producer.from_scratch();
+        for _ in 0..100 {
+            producer.publish(MessageType(1), b"quote").unwrap();
+        }
+        (dir, producer)
+    }
 }
 
 #[test]
@@ -201,16 +216,7 @@ fn tail_follows_a_ring_from_where_it_is_told_until_it_is_removed() {
 #[test]
 fn tail_says_what_was_written_over_before_it_came() {
     let rings = Rings::new();
-    let dir = rings.base.path().join("quotes");
-    RingOptions::new("quotes".parse().unwrap())
-        .capacity(1024)
-        .create(&dir, &rings.state, &SystemClock)
-        .unwrap();
-    let mut producer = Producer::attach(&dir, &AttachOptions::default()).unwrap();
-    producer.from_scratch();
-    for _ in 0..100 {
-        producer.publish(MessageType(1), b"quote").unwrap();
-    }
+    let (dir, _producer) = rings.create_lapped();
     let stat = teeline(["ring", "stat"]).arg(&dir).run().fine().stdout;
     assert!(
         stat.ends_with("consumers  none: the producer waits for nobody\n"),
@@ -496,16 +502,7 @@ fn evict_lets_the_producer_go_on_and_says_what_is_not_kept() {
 #[test]
 fn stat_watches_rates_and_observers_until_the_ring_is_removed() {
     let rings = Rings::new();
-    let dir = rings.base.path().join("quotes");
-    RingOptions::new("quotes".parse().unwrap())
-        .capacity(1024)
-        .create(&dir, &rings.state, &SystemClock)
-        .unwrap();
-    let mut producer = Producer::attach(&dir, &AttachOptions::default()).unwrap();
-    producer.from_scratch();
-    for _ in 0..100 {
-        producer.publish(MessageType(1), b"quote").unwrap();
-    }
+    let (dir, mut producer) = rings.create_lapped();
     let tail = teeline(["ring", "tail", "--json", "--from", "1", "--name", "desk"]).arg(&dir);
     let mut tail = tail.command().stdout(Stdio::piped()).spawn().unwrap();
     let mut tailed = BufReader::new(tail.stdout.take().unwrap()).lines();

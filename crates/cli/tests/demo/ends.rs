@@ -5,24 +5,11 @@ use std::{
     io::{BufRead as _, BufReader},
     path::Path,
     process::{Child, Command, Stdio},
-    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{Demo, processes_of, rings_of};
-
-/// Waits, up to a minute, until `condition` holds.
-#[track_caller]
-fn wait_for(what: &str, condition: impl Fn() -> bool) {
-    for _ in 0..6_000 {
-        if condition() {
-            return;
-        }
-        teeline_os::sleep(Duration::from_millis(10));
-    }
-    panic!("waited in vain: {what}");
-}
+use crate::{Demo, processes_of, rings_of, run::wait_for};
 
 /// A demo at work that would go on for minutes, all of its four processes running.
 fn at_work(demo: &mut Demo) -> Child {

@@ -4,6 +4,8 @@
 mod bad_input;
 mod broken_rules;
 mod ends;
+#[path = "../run/mod.rs"]
+mod run;
 mod verdict;
 
 use std::{

@@ -5,6 +5,7 @@ use std::{
     ffi::OsStr,
     io::Read,
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use serde_json::Value;
@@ -24,6 +25,18 @@ pub(crate) fn teeline<'a>(args: impl IntoIterator<Item = &'a str>) -> Teeline {
     let mut command = Command::new(env!("CARGO_BIN_EXE_teeline"));
     command.args(args).stdin(Stdio::null());
     Teeline(command)
+}
+
+/// Waits, up to a minute, until `condition` holds.
+#[track_caller]
+pub(crate) fn wait_for(what: &str, condition: impl Fn() -> bool) {
+    for _ in 0..6_000 {
+        if condition() {
+            return;
+        }
+        teeline_os::sleep(Duration::from_millis(10));
+    }
+    panic!("waited in vain: {what}");
 }
 
 impl Teeline {
