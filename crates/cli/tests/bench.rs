@@ -393,3 +393,26 @@ fn the_log_is_measured_beside_its_file_system() {
     );
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_delivery_is_measured_beside_bare_transactions() {
+    let Some(_turn) = two_cores() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let begin = ["bench", "delivery", "--short", "--json", "--seed=7"];
+    let only = ["--batch", "100", "--mode", "atomic"];
+    let ran = teeline(begin.into_iter().chain(only))
+        .arg(format!("--dir={}", dir.path().display()))
+        .run();
+    let objects = ran.fine().objects();
+    let [object] = &objects[..] else {
+        panic!("one regime: {objects:?}");
+    };
+    check(object, "delivery", &["fills_per_s"]);
+    assert_eq!(
+        object["params"],
+        json!({ "mode": "atomic", "batch": 100, "fills_per_transaction": 100 })
+    );
+    assert_eq!(object["limit"]["is"], "bare transactions of 100");
+    assert_eq!(object["target"], json!({ "ratio_at_least": 0.8 }));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
