@@ -37,10 +37,10 @@ enum Verb {
     Demo(DemoArgs),
     /// Let consumers crash, and count what that loses and repeats in each delivery mode.
     CrashLab(CrashLabArgs),
-    /// Look at rings and remove them.
+    /// Make rings, look at them, evict consumers and remove them.
     #[command(subcommand)]
     Ring(RingVerb),
-    /// Look at a log: topics, records, offsets of groups, health.
+    /// Make, fill, look at and look after a log: topics, records, offsets of groups, health.
     #[command(subcommand)]
     Log(LogVerb),
     /// Look at dead letters of a group, redrive and drop them.

@@ -46,7 +46,7 @@ pub(crate) enum Target {
     AtLeast(f64),
 }
 
-/// One regime of a bench: ours and its limit, a round at a time, each on fresh memory.
+/// One regime of a bench: ours and its limit, a round at a time, each on fresh memory as a rule.
 pub(crate) trait Regime {
     /// What it is.
     fn case(&self) -> Case;
