@@ -270,7 +270,7 @@ pub(crate) fn rows<S: Sql>(
     let mut rows = Vec::new();
     for (topic, next) in topics {
         rows.extend(tx.rows(
-            "SELECT partition, record, state, number, attempts, due_ns, failed_ns, error, key, topic FROM set_aside
+            "SELECT partition, record, state, number, attempts, due_ns, failed_ns, error, key FROM set_aside
              WHERE group_name = ?1 AND topic = ?2 AND partition = ?3 AND (state <> 'settled' OR record >= ?4)
              ORDER BY record",
             &[

@@ -283,17 +283,11 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         let group = &self.group;
         let topics = [&self.main, &recovery.stream]
             .map(|stream| (stream.topic().name(), stream.owned[&partition].next));
-        let mut rows = self
+        // Settled ones that are not passed are among them: in the other modes a crash may bring the group back to where it
+        // committed last.
+        let rows = self
             .store
             .read(|tx| table::rows(tx, group, partition, &topics))?;
-        // In the other modes a crash may bring the group back to where it committed last.
-        let is_behind = |row: &SetAside| {
-            row.state == State::Settled
-                && topics
-                    .iter()
-                    .any(|(topic, next)| row.place.topic == **topic && row.place.offset < *next)
-        };
-        rows.retain(|row| !is_behind(row));
         recovery.held.insert(partition, rows);
         Ok(())
     }
