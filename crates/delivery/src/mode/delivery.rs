@@ -104,7 +104,9 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         for partition in topic.partitions() {
             main.claim(partition, mode, on_lost, &mut store, &groups, group)?;
             if let Some(recovery) = &mut recovery {
-                recovery.claim(partition, mode, on_lost, &mut store, &groups, group)?;
+                recovery
+                    .stream
+                    .claim(partition, mode, on_lost, &mut store, &groups, group)?;
             }
         }
         let mut delivery = Self {

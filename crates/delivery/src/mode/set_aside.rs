@@ -94,19 +94,6 @@ impl Recovery {
         })
     }
 
-    pub(super) fn claim<D: Database, E>(
-        &mut self,
-        partition: Partition,
-        mode: Mode,
-        on_lost: OnLost,
-        store: &mut AtomicStore<D>,
-        groups: &Groups,
-        group: &Name,
-    ) -> Result<(), DeliveryError<E>> {
-        self.stream
-            .claim(partition, mode, on_lost, store, groups, group)
-    }
-
     pub(super) fn held(&self) -> impl Iterator<Item = &SetAside> {
         self.held.values().flatten()
     }
@@ -425,6 +412,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         hook: &mut CrashHook<'_>,
     ) -> Result<(), DeliveryError<H::Error>> {
         let place = &row.place;
+        let which = self.recovery().which(row);
         let group = &self.group;
         let message = self.store.read(|tx| table::message(tx, group, place))?;
         let Some(message) = message else {
@@ -436,23 +424,20 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         let knows_identities = self.mode == Mode::Idempotent;
         let tried = match read {
             Err(error) => Err(DeliveryError::Handler(error)),
-            Ok(read) => {
-                let which = self.recovery().which(row);
-                self.transact(which, place.partition, Move::Stay, |tx, group, handler| {
-                    if !table::change(tx, group, row, &row.settled())? {
-                        return Ok(());
-                    }
-                    if knows_identities && !identities::note(tx, &origin.place, origin.identity)? {
-                        return Ok(());
-                    }
-                    hook(CrashPoint::BeforeMessage(place.offset));
-                    handler
-                        .apply(tx, place, &read)
-                        .map_err(|abort| abort.map_refused(DeliveryError::Handler))?;
-                    hook(CrashPoint::BeforeCommit);
-                    Ok(())
-                })
-            }
+            Ok(read) => self.transact(which, place.partition, Move::Stay, |tx, group, handler| {
+                if !table::change(tx, group, row, &row.settled())? {
+                    return Ok(());
+                }
+                if knows_identities && !identities::note(tx, &origin.place, origin.identity)? {
+                    return Ok(());
+                }
+                hook(CrashPoint::BeforeMessage(place.offset));
+                handler
+                    .apply(tx, place, &read)
+                    .map_err(|abort| abort.map_refused(DeliveryError::Handler))?;
+                hook(CrashPoint::BeforeCommit);
+                Ok(())
+            }),
         };
         let error = match tried {
             Ok(()) => return self.load_set_aside(place.partition),
@@ -464,7 +449,6 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             let after = self.give_up(Some(row), after, &message, hook)?;
             return self.complete(&after, &message, hook);
         }
-        let which = self.recovery().which(row);
         self.transact(which, place.partition, Move::Stay, |tx, group, _| {
             table::change(tx, group, row, &after)?;
             Ok(())
