@@ -418,11 +418,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             ..
         } = self;
         let has_policy = recovery.is_some();
-        let stream = match (which, recovery) {
-            (Which::Retry, Some(recovery)) => &mut recovery.stream,
-            _ => main,
-        };
-        let owned = stream.owned(partition);
+        let owned = pick(which, main, recovery).owned(partition);
         let ownership = owned
             .ownership
             .as_mut()
@@ -463,10 +459,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
     }
 
     pub(super) fn stream(&mut self, which: Which) -> &mut Stream {
-        match (which, &mut self.recovery) {
-            (Which::Retry, Some(recovery)) => &mut recovery.stream,
-            _ => &mut self.main,
-        }
+        pick(which, &mut self.main, &mut self.recovery)
     }
 
     /// Commits how far the partition is.
@@ -475,10 +468,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         which: Which,
         partition: Partition,
     ) -> Result<(), DeliveryError<H::Error>> {
-        let stream = match (which, &self.recovery) {
-            (Which::Retry, Some(recovery)) => &recovery.stream,
-            _ => &self.main,
-        };
+        let stream = pick(which, &mut self.main, &mut self.recovery);
         stream.commit(partition, &self.groups, &self.group)
     }
 
@@ -496,11 +486,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             group,
             ..
         } = self;
-        let stream = match (which, recovery) {
-            (Which::Retry, Some(recovery)) => &mut recovery.stream,
-            _ => main,
-        };
-        stream.report(partition, now, groups, group)
+        pick(which, main, recovery).report(partition, now, groups, group)
     }
 
     /// Breaks the one-transaction rule of the atomic mode on purpose, to prove that an audit notices: commits the state
@@ -509,6 +495,18 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
     #[doc(hidden)]
     pub fn commit_in_two_transactions(&mut self) {
         self.two_transactions = true;
+    }
+}
+
+/// One of the two topics; the delivery's other fields stay free.
+pub(super) fn pick<'a>(
+    which: Which,
+    main: &'a mut Stream,
+    recovery: &'a mut Option<Recovery>,
+) -> &'a mut Stream {
+    match (which, recovery) {
+        (Which::Retry, Some(recovery)) => &mut recovery.stream,
+        _ => main,
     }
 }
 

@@ -7,6 +7,7 @@ use teeline_log::{Log, Record, Topic, groups::Groups};
 
 use super::{
     Delivery, DeliveryError, Handler, Mode, OnLost, Verdict,
+    delivery::pick,
     stream::{Order, Stream, Task, Which},
 };
 use crate::{
@@ -592,11 +593,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             recovery,
             ..
         } = self;
-        let stream = match (which, recovery) {
-            (Which::Retry, Some(recovery)) => &mut recovery.stream,
-            _ => main,
-        };
-        let owned = stream.owned(partition);
+        let owned = pick(which, main, recovery).owned(partition);
         let body = |tx: &mut D::Tx<'_>| body(tx, group, handler);
         let value = match (&mut owned.ownership, offset) {
             (Some(ownership), Move::To(next)) => store.apply(ownership, next, body)?,
