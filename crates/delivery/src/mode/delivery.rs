@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use teeline_core::{Name, Offset, Partition};
-use teeline_log::{Log, groups::Groups, sqlite::Database as Sqlite};
+use teeline_log::{Log, Record, groups::Groups, sqlite::Database as Sqlite};
 
 use super::{
     DeliveryError, Handler, Mode, OnLost, Options,
@@ -335,12 +335,10 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             if refused.is_some() {
                 return;
             }
-            let sorted = sorter
-                .as_ref()
-                .and_then(|sorter| sorter.sort(record, &place));
-            let task = match sorted {
-                Some(task) => task.read(|record| handler.read(record, &place)),
-                None => handler.read(record, &place).map(Task::Apply),
+            let read = |record: &Record<'_>| handler.read(record, &place);
+            let task = match &sorter {
+                Some(sorter) => sorter.sort(record, &place, read),
+                None => read(record).map(Task::Apply),
             };
             match task {
                 Ok(task) => batch.push(Entry {

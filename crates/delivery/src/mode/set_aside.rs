@@ -41,16 +41,10 @@ pub(super) struct Sorter<'a> {
     which: Which,
     epoch: Epoch,
     held: &'a [SetAside],
+    /// Offsets of those that stand in the topic that is read.
+    decided: HashSet<Offset>,
     /// Keys whose messages wait.
     blocked: HashSet<&'a [u8]>,
-}
-
-/// What is to be done about a record, before its handler has read it.
-pub(super) enum Sorted<'a> {
-    Skip,
-    Wait(Box<Copied>),
-    Redrive(Box<Copied>, &'a SetAside, Place),
-    Drop(Box<Copied>, &'a SetAside, Place),
 }
 
 /// Where the offset goes in a transaction.
@@ -111,6 +105,14 @@ impl Recovery {
         }
     }
 
+    /// Where the records stand that something was decided about, in one of the topics.
+    fn decided(&self, which: Which, partition: Partition) -> HashSet<Offset> {
+        let rows = self.of(partition).iter();
+        rows.filter(|row| self.which(row) == which)
+            .map(|row| row.place.offset)
+            .collect()
+    }
+
     pub(super) fn sorter(&self, partition: Partition) -> Sorter<'_> {
         let held = self.of(partition);
         let keeps_order = self.retry.policy.order == Keep::PerKey;
@@ -119,6 +121,7 @@ impl Recovery {
             which: Which::Main,
             epoch: self.epoch,
             held,
+            decided: self.decided(Which::Main, partition),
             blocked: unsettled
                 .filter(|_| keeps_order)
                 .filter_map(|row| row.key.as_deref())
@@ -130,11 +133,13 @@ impl Recovery {
         &mut self,
         partition: Partition,
     ) -> (&mut Stream, Option<Sorter<'_>>) {
+        let decided = self.decided(Which::Retry, partition);
         let held = self.held.get(&partition).map_or(&[][..], Vec::as_slice);
         let sorter = Sorter {
             which: Which::Retry,
             epoch: self.epoch,
             held,
+            decided,
             blocked: HashSet::new(),
         };
         (&mut self.stream, Some(sorter))
@@ -165,57 +170,56 @@ impl Recovery {
     }
 }
 
-impl<'a> Sorter<'a> {
-    /// What has been decided about a record; `None` for nothing: the handler is to apply it.
-    pub(super) fn sort(&self, record: &Record<'_>, place: &Place) -> Option<Sorted<'a>> {
-        if self.held.iter().any(|row| row.place == *place) {
-            return Some(Sorted::Skip);
+impl Sorter<'_> {
+    /// What is to be done about a record; `read` is its handler's part, where the handler is to apply it.
+    pub(super) fn sort<M, E>(
+        &self,
+        record: &Record<'_>,
+        place: &Place,
+        read: impl FnOnce(&Record<'_>) -> Result<M, E>,
+    ) -> Result<Task<M>, E> {
+        if self.decided.contains(&place.offset) {
+            return Ok(Task::Skip);
         }
         match self.which {
             Which::Main => {
                 let is_blocked = record.key.is_some_and(|key| self.blocked.contains(key));
-                let waits = is_blocked && record.control.is_none();
-                waits.then(|| Sorted::Wait(Box::new(Copied::of(record))))
+                if is_blocked && record.control.is_none() {
+                    return Ok(Task::Wait(Box::new(Copied::of(record))));
+                }
+                read(record).map(Task::Apply)
             }
-            Which::Retry => Some(self.sort_order(record, place).unwrap_or(Sorted::Skip)),
+            Which::Retry => {
+                let Some((letter, order)) = self.order(record) else {
+                    return Ok(Task::Skip);
+                };
+                let letter = letter.clone();
+                let copied = Copied::of(record);
+                let origin = copied.origin(place);
+                Ok(match order {
+                    Ordered::Redrive => Task::Redrive(Box::new(Order {
+                        letter,
+                        origin,
+                        message: read(&copied.record(place.offset))?,
+                    })),
+                    Ordered::Drop => Task::Drop(Box::new(Order {
+                        letter,
+                        origin,
+                        message: (),
+                    })),
+                })
+            }
         }
     }
 
     /// What a record of the retry topic orders about a dead letter of this database; `None` if that was done before, or if
     /// it is another database's.
-    fn sort_order(&self, record: &Record<'_>, place: &Place) -> Option<Sorted<'a>> {
+    fn order(&self, record: &Record<'_>) -> Option<(&SetAside, Ordered)> {
         let (letter, order) = order_of(record.headers)?;
         let letter = self.held.iter().find(|row| {
             row.state == State::Dead && (self.epoch, row.number) == (letter.0, Some(letter.1))
         })?;
-        let copied = Box::new(Copied::of(record));
-        Some(match order {
-            Ordered::Redrive => Sorted::Redrive(copied, letter, place.clone()),
-            Ordered::Drop => Sorted::Drop(copied, letter, place.clone()),
-        })
-    }
-}
-
-impl Sorted<'_> {
-    /// The task, with the message as the handler reads it.
-    pub(super) fn read<M, E>(
-        self,
-        read: impl FnOnce(&Record<'_>) -> Result<M, E>,
-    ) -> Result<Task<M>, E> {
-        Ok(match self {
-            Self::Skip => Task::Skip,
-            Self::Wait(copied) => Task::Wait(copied),
-            Self::Redrive(copied, letter, place) => Task::Redrive(Box::new(Order {
-                letter: letter.clone(),
-                origin: copied.origin(&place),
-                message: read(&copied.record(place.offset))?,
-            })),
-            Self::Drop(copied, letter, place) => Task::Drop(Box::new(Order {
-                letter: letter.clone(),
-                origin: copied.origin(&place),
-                message: (),
-            })),
-        })
+        Some((letter, order))
     }
 }
 
