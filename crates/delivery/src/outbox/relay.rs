@@ -219,7 +219,7 @@ impl<D: Database> Relay<D> {
                 });
             }
         };
-        let mut status = Self::status_of(&mut database)?;
+        let status = Self::status_of(&mut database)?;
         let opened = log
             .writer(source, status.incarnation, options.succession)
             .map_err(RelayError::from)
@@ -235,7 +235,7 @@ impl<D: Database> Relay<D> {
                 clock,
                 lease,
                 until_ns,
-                numbered: std::mem::take(&mut status.numbered),
+                numbered: status.numbered,
                 marked: status.marked,
             }),
             Err(error) => {
@@ -320,12 +320,10 @@ impl<D: Database> Relay<D> {
 
     /// Gives numbers to committed rows, if there are any; renews the lease when it is time.
     fn number(&mut self, limit: usize) -> Result<(), RelayError> {
-        let sql = "SELECT 1 FROM outbox WHERE number IS NULL LIMIT 1";
-        let found = self.database.read("read the outbox in", |tx| {
-            use crate::store::sql::Sql;
-            tx.row(sql, &[], |_| Ok(()))
-        })?;
-        if found.is_none() {
+        let is_waiting = self
+            .database
+            .read("read the outbox in", |tx| table::is_waiting(tx))?;
+        if !is_waiting {
             if self.clock.is_half_over(self.until_ns) {
                 self.change("renew the lease of the outbox in", |_| Ok(()))?;
             }

@@ -186,6 +186,12 @@ pub(super) fn renew<S: Sql>(tx: &mut S, lease: u64, until_ns: u64) -> Result<boo
     Ok(renewed == 1)
 }
 
+/// Whether a committed row has no number.
+pub(super) fn is_waiting<S: Sql>(tx: &mut S) -> Result<bool, S::Error> {
+    let sql = "SELECT 1 FROM outbox WHERE number IS NULL LIMIT 1";
+    Ok(tx.row(sql, &[], |_| Ok(()))?.is_some())
+}
+
 /// Gives up to `limit` committed rows the numbers after `numbered`, and returns how many.
 pub(super) fn number<S: Sql>(
     tx: &mut S,
