@@ -12,9 +12,9 @@ use teeline_log::{
     sqlite::{Database as Sqlite, DatabaseError},
 };
 
-use super::{Abort, Database, sql::Sql};
+use super::{Abort, Database, Schema, sql::Sql};
 
-pub(super) const PROGRESS: &str = "\
+const PROGRESS: &str = "\
 CREATE TABLE progress (
     log TEXT NOT NULL,
     topic TEXT NOT NULL,
@@ -23,6 +23,15 @@ CREATE TABLE progress (
     generation INTEGER NOT NULL CHECK (generation >= 0),
     PRIMARY KEY (log, topic, partition)
 ) STRICT, WITHOUT ROWID";
+
+/// Opens a database with the table of progress before those of `schema`.
+pub(super) fn with_progress<T>(schema: &Schema<'_>, open: impl FnOnce(&Schema<'_>) -> T) -> T {
+    let tables = [&[PROGRESS], schema.tables].concat();
+    open(&Schema {
+        tables: &tables,
+        ..*schema
+    })
+}
 
 /// A consumer's database: its own tables, and how far it is in each partition that it reads of one log.
 #[derive(Debug)]

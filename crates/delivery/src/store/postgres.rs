@@ -15,8 +15,8 @@ use teeline_log::LogId;
 
 use super::{
     Abort, AtomicStore, Database, Schema, StoreError,
+    atomic::with_progress,
     sql::{Columns, SourceText, Sql, Value, table_name},
-    sqlite::with_progress,
 };
 
 /// What kind of database of ours a schema of PostgreSQL holds.
@@ -58,17 +58,12 @@ impl Postgres {
     ///
     /// [`StoreError::Server`].
     pub fn connect(connection: &str) -> Result<Self, StoreError> {
-        let unreachable = |source: postgres::Error| StoreError::Server {
-            operation: "connect to",
-            server: "PostgreSQL".to_owned(),
-            source: Box::new(source),
-        };
-        let config: Config = connection.parse().map_err(unreachable)?;
-        let client = config.connect(NoTls).map_err(|source| StoreError::Server {
-            operation: "connect to",
-            server: name(&config),
-            source: Box::new(source),
-        })?;
+        let config: Config = connection
+            .parse()
+            .map_err(|source| failed("connect to", "PostgreSQL".to_owned(), source))?;
+        let client = config
+            .connect(NoTls)
+            .map_err(|source| failed("connect to", name(&config), source))?;
         let mut database = Self { config, client };
         database.refuse_forgetful()?;
         Ok(database)

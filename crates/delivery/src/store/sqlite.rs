@@ -14,7 +14,7 @@ use teeline_log::{
 
 use super::{
     Abort, AtomicStore, Database, StoreError,
-    atomic::PROGRESS,
+    atomic::with_progress,
     sql::{Columns, SourceText, Sql, Value},
 };
 
@@ -63,14 +63,6 @@ impl AtomicStore<Sqlite> {
 /// See [`DatabaseError`].
 pub fn open_read_only(path: &Path, schema: &Schema<'_>) -> Result<Sqlite, DatabaseError> {
     with_progress(schema, |schema| Sqlite::open_read_only(path, schema))
-}
-
-pub(super) fn with_progress<T>(schema: &Schema<'_>, open: impl FnOnce(&Schema<'_>) -> T) -> T {
-    let tables = [&[PROGRESS], schema.tables].concat();
-    open(&Schema {
-        tables: &tables,
-        ..*schema
-    })
 }
 
 impl Database for Sqlite {
