@@ -61,13 +61,19 @@ pub struct DeadLetters {
     retry: Topic,
 }
 
-impl fmt::Display for Fate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+impl Fate {
+    const fn name(self) -> &'static str {
+        match self {
             Self::Undecided => "undecided",
             Self::Redriven(_) => "redriven",
             Self::Dropped(_) => "dropped",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 
@@ -203,16 +209,11 @@ impl DeadLetters {
             .unwrap_or(Epoch(clock.wall_ns() / 1_000));
         let mut writer = self.log.writer(&source, epoch, Succession::Abandon)?;
         let letter = self.get(number)?;
-        let fate = match letter.fate {
-            Fate::Undecided => None,
-            Fate::Redriven(_) => Some("redriven"),
-            Fate::Dropped(_) => Some("dropped"),
-        };
-        if let Some(fate) = fate {
+        if letter.fate != Fate::Undecided {
             return Err(DeadLetterError::Decided {
                 topic: self.dlq.name().clone(),
                 number,
-                fate,
+                fate: letter.fate.name(),
             });
         }
         let last = self.log.resume(&source)?.partitions;
