@@ -9,14 +9,11 @@ use teeline_delivery::{
 };
 
 use super::{
-    on_each_database,
-    places::Place,
+    places::{Place, on_each_database},
     world::{BACKOFF, MODES, NoteError, World},
 };
 
-on_each_database!(crash:
-    wherever_it_dies_there_is_one_dead_letter_and_nothing_is_applied_twice
-);
+on_each_database!(wherever_it_dies_there_is_one_dead_letter_and_nothing_is_applied_twice);
 
 /// HAZARDS GD-10 (d): killed in the middle, there is exactly one copy after the restart. A small day with a message that
 /// fails for ever, one that fails twice, one that cannot be read, and a redrive: it dies at each call of the hook once. That

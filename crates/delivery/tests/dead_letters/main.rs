@@ -13,31 +13,6 @@ mod world;
 use rusqlite::Connection;
 use teeline_delivery::dead_letter;
 
-/// The same tests on each database.
-macro_rules! on_each_database {
-    ($module:ident: $($name:ident)*) => {
-        mod on_sqlite {
-            $(
-                #[test]
-                fn $name() {
-                    super::$name::<$crate::places::File>();
-                }
-            )*
-        }
-
-        #[cfg(feature = "postgres")]
-        mod on_postgres {
-            $(
-                #[test]
-                fn $name() {
-                    super::$name::<$crate::places::Server>();
-                }
-            )*
-        }
-    };
-}
-pub(crate) use on_each_database;
-
 #[test]
 fn the_format_document_quotes_the_tables_as_they_are() {
     let document = include_str!("../../../../docs/formats/set-aside.md");

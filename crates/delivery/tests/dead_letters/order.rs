@@ -3,12 +3,11 @@
 use teeline_delivery::dead_letter::{Order, State};
 
 use super::{
-    on_each_database,
-    places::Place,
+    places::{Place, on_each_database},
     world::{BACKOFF, MODES, World, held, settle},
 };
 
-on_each_database!(order:
+on_each_database!(
     those_behind_a_parked_message_wait_for_it_and_other_keys_do_not
     those_behind_a_dead_letter_wait_until_it_is_redriven
     a_dropped_dead_letter_lets_those_behind_it_go_on

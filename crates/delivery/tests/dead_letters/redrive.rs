@@ -5,12 +5,11 @@ use teeline_delivery::dead_letter::{DeadLetterError, DeadLetters, Fate, State};
 use teeline_log::{Log, LogOptions};
 
 use super::{
-    on_each_database,
-    places::Place,
+    places::{Place, on_each_database},
     world::{BACKOFF, MODES, World, held, name, options, settle},
 };
 
-on_each_database!(redrive:
+on_each_database!(
     redrive_puts_it_back_once_and_only_for_its_group
     a_redriven_message_that_fails_again_is_a_dead_letter_with_its_first_origin
     what_was_dropped_is_never_applied_and_missed_no_more

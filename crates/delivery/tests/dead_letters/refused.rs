@@ -12,12 +12,11 @@ use teeline_delivery::{
 };
 
 use super::{
-    on_each_database,
-    places::Place,
+    places::{Place, on_each_database},
     world::{BACKOFF, MODES, SCHEMA, World, held, name, settle},
 };
 
-on_each_database!(refused:
+on_each_database!(
     a_message_that_fails_twice_and_then_works_is_applied_once_and_holds_up_nobody
     a_message_that_always_fails_becomes_a_dead_letter_that_says_where_it_came_from
     what_cannot_be_read_is_a_dead_letter_at_once

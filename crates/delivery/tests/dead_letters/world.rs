@@ -1,17 +1,8 @@
 //! A log with numbers in it, and a handler that refuses some of them.
 
-use std::{
-    cell::RefCell,
-    collections::BTreeMap,
-    rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc, time::Duration};
 
-use teeline_core::{Epoch, Name, Offset, Partition, Sequence, time::Clock};
+use teeline_core::{Epoch, Name, Offset, Partition, Sequence};
 use teeline_delivery::{
     consumer::Place as At,
     dead_letter::{self, Backoff, DeadLetters, Order, Retry, RetryPolicy, SetAside, State},
@@ -22,7 +13,7 @@ use teeline_log::{
     Header, Log, LogOptions, NewRecord, Record, Succession, Topic, TopicConfig, Writer,
 };
 
-use super::places::Place;
+use super::places::{Hand, Place};
 
 pub(crate) const SCHEMA: Schema<'_> = Schema {
     name: "test database",
@@ -98,27 +89,6 @@ impl<D: Database> Handler<D> for Note {
     }
 }
 
-/// A clock that is turned by hand.
-#[derive(Debug)]
-pub(crate) struct Hand(AtomicU64);
-
-impl Clock for Hand {
-    fn monotonic_ns(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn wall_ns(&self) -> u64 {
-        self.monotonic_ns()
-    }
-}
-
-impl Hand {
-    pub(crate) fn turn(&self, by: Duration) {
-        let by = u64::try_from(by.as_nanos()).unwrap();
-        self.0.fetch_add(by, Ordering::Relaxed);
-    }
-}
-
 pub(crate) struct World<P> {
     pub(crate) place: P,
     pub(crate) _dir: tempfile::TempDir,
@@ -166,7 +136,7 @@ impl<P: Place> World<P> {
             writer: writer.unwrap(),
             log,
             sequence: Sequence::NONE,
-            clock: Arc::new(Hand(AtomicU64::new(1_764_000_000_000_000_000))),
+            clock: Arc::new(Hand::at(1_764_000_000_000_000_000)),
             note: Note::default(),
             policy: RetryPolicy {
                 attempts: 3,

@@ -3,8 +3,8 @@
 use teeline_delivery::outbox::RelayError;
 
 use super::{
-    places::Place,
-    world::{LEASE, World, drain, on_each_database},
+    places::{Place, on_each_database},
+    world::{LEASE, World, drain},
 };
 
 on_each_database!(

@@ -1,14 +1,8 @@
 //! An application's database with an outbox, and a log.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use teeline_core::{Epoch, Name, Offset, Partition, Sequence, time::Clock};
+use teeline_core::{Epoch, Name, Offset, Partition, Sequence};
 use teeline_delivery::{
     outbox::{self, Event, Relay, RelayError, RelayOptions},
     store::{Abort, Database, StoreError, sql::Sql},
@@ -16,31 +10,10 @@ use teeline_delivery::{
 use teeline_log::{Log, LogOptions, Succession, Topic, TopicConfig};
 use tempfile::TempDir;
 
-use super::places::Place;
+use super::places::{Hand, Place};
 
 pub(crate) const INCARNATION: Epoch = Epoch(1_764_000_000_000_000);
 pub(crate) const LEASE: Duration = Duration::from_secs(10);
-
-/// A clock that is turned by hand.
-#[derive(Debug)]
-pub(crate) struct Hand(AtomicU64);
-
-impl Clock for Hand {
-    fn monotonic_ns(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn wall_ns(&self) -> u64 {
-        self.monotonic_ns()
-    }
-}
-
-impl Hand {
-    pub(crate) fn turn(&self, by: Duration) {
-        let by = u64::try_from(by.as_nanos()).unwrap();
-        self.0.fetch_add(by, Ordering::Relaxed);
-    }
-}
 
 pub(crate) struct World<P> {
     pub(crate) place: P,
@@ -92,7 +65,7 @@ impl<P: Place> World<P> {
             dir,
             log,
             topic,
-            clock: Arc::new(Hand(AtomicU64::new(INCARNATION.0 * 1_000))),
+            clock: Arc::new(Hand::at(INCARNATION.0 * 1_000)),
         })
     }
 
@@ -159,28 +132,3 @@ impl<P: Place> World<P> {
 pub(crate) fn drain<D: Database>(relay: &mut Relay<D>) {
     while relay.run_once(100).unwrap() > 0 {}
 }
-
-/// The same tests on each database.
-macro_rules! on_each_database {
-    ($($name:ident)*) => {
-        mod on_sqlite {
-            $(
-                #[test]
-                fn $name() {
-                    super::$name::<$crate::places::File>();
-                }
-            )*
-        }
-
-        #[cfg(feature = "postgres")]
-        mod on_postgres {
-            $(
-                #[test]
-                fn $name() {
-                    super::$name::<$crate::places::Server>();
-                }
-            )*
-        }
-    };
-}
-pub(crate) use on_each_database;

@@ -13,8 +13,8 @@ use teeline_delivery::{
 };
 
 use super::{
-    places::Place,
-    world::{World, change, drain, on_each_database},
+    places::{Place, on_each_database},
+    world::{World, change, drain},
 };
 
 on_each_database!(

@@ -1,6 +1,13 @@
-//! Where tests keep a consumer's database: a file, or a schema of the server that `tools/postgres` runs.
+//! What several tests need: a place for a consumer's database, which is a file, or a schema of the server that
+//! `tools/postgres` runs, and a clock.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use teeline_core::time::Clock;
 use teeline_delivery::store::{AtomicStore, Database, Schema, StoreError};
 use teeline_log::LogId;
 use tempfile::TempDir;
@@ -78,3 +85,55 @@ impl Place for Server {
         teeline_delivery::store::postgres::Postgres::connect(&self.0).unwrap()
     }
 }
+
+/// A clock that is turned by hand.
+#[derive(Debug)]
+pub(crate) struct Hand(AtomicU64);
+
+impl Clock for Hand {
+    fn monotonic_ns(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn wall_ns(&self) -> u64 {
+        self.monotonic_ns()
+    }
+}
+
+impl Hand {
+    pub(crate) fn at(wall_ns: u64) -> Self {
+        Self(AtomicU64::new(wall_ns))
+    }
+
+    pub(crate) fn turn(&self, by: Duration) {
+        let by = u64::try_from(by.as_nanos()).unwrap();
+        self.0.fetch_add(by, Ordering::Relaxed);
+    }
+}
+
+/// The same tests on each database.
+#[allow(unused_macros, reason = "each test binary uses a part of it")]
+macro_rules! on_each_database {
+    ($($name:ident)*) => {
+        mod on_sqlite {
+            $(
+                #[test]
+                fn $name() {
+                    super::$name::<$crate::places::File>();
+                }
+            )*
+        }
+
+        #[cfg(feature = "postgres")]
+        mod on_postgres {
+            $(
+                #[test]
+                fn $name() {
+                    super::$name::<$crate::places::Server>();
+                }
+            )*
+        }
+    };
+}
+#[allow(unused_imports, reason = "each test binary uses a part of it")]
+pub(crate) use on_each_database;
