@@ -150,13 +150,17 @@ fn dead_letters_are_listed_shown_redriven_and_dropped() {
     let Some((dir, log)) = with_dead_letters() else {
         return;
     };
+    let epoch = dlq(&dir, "ls --json").run().objects()[0]["epoch"].clone();
     let ran = dlq(&dir, "ls").run();
     assert_eq!((ran.status, ran.stderr.as_str()), (1, ""), "{ran:?}");
-    let expected = "\
-number  origin       key       attempts  fate       error
-     1  numbers/0@1  \"acct-1\"         1  undecided  no odd numbers, not 1
-     2  numbers/0@3  \"acct-1\"         1  undecided  no odd numbers, not 3
-";
+    let expected = format!(
+        "\
+{:>18}  origin       key       attempts  fate       error
+{epoch}/1  numbers/0@1  \"acct-1\"         1  undecided  no odd numbers, not 1
+{epoch}/2  numbers/0@3  \"acct-1\"         1  undecided  no odd numbers, not 3
+",
+        "dead letter"
+    );
     assert_eq!(ran.stdout, expected);
     let shown = dlq(&dir, "show 2").run().fine().stdout;
     for fact in [
@@ -176,11 +180,11 @@ number  origin       key       attempts  fate       error
     assert_eq!(decision["decided"], "redriven");
     assert_eq!(decision["offset"], 0);
     let again = dlq(&dir, "drop 1").run().refused();
-    assert!(again.contains("dead letter 1 of topic numbers.g.dlq was redriven already"));
+    assert!(again.contains("/1 of topic numbers.g.dlq was redriven already"));
     let text = dlq(&dir, "drop --all").run().fine().stdout;
     assert_eq!(
         text,
-        "dead letter 2 dropped: the group reads it at numbers.g.retry/0@1\n"
+        format!("dead letter {epoch}/2 dropped: the group reads it at numbers.g.retry/0@1\n")
     );
     let fates = |read: bool| {
         let ran = dlq(&dir, "ls --json").run().fine();
@@ -200,6 +204,48 @@ number  origin       key       attempts  fate       error
         dlq(&dir, "redrive --all").run().fine().stdout,
         "no dead letter is undecided\n"
     );
+}
+
+/// A database that is made anew gives the numbers of the one before once more, to other dead letters.
+#[test]
+fn dead_letters_of_two_databases_are_told_apart() {
+    let Some((dir, log)) = with_dead_letters() else {
+        return;
+    };
+    fs::remove_file(dir.path().join("state.db")).unwrap();
+    assert_eq!(consume(dir.path(), &log, true), [0, 2, 4]);
+    let letters = |args: &str| {
+        let objects = dlq(&dir, args).run().objects();
+        let id = |letter: &Value| (letter["epoch"].as_u64().unwrap(), letter["number"].clone());
+        objects.iter().map(id).collect::<Vec<_>>()
+    };
+    let listed = letters("ls --json");
+    let (old, new) = (listed[0].0, listed[2].0);
+    assert!(old < new);
+    let expected = [(old, 1), (old, 2), (new, 1), (new, 2)].map(|(e, n)| (e, Value::from(n)));
+    assert_eq!(listed, expected);
+
+    let refused = dlq(&dir, "redrive 1").run().refused();
+    let names = format!("{old}/1 and {new}/1");
+    assert!(refused.contains(&names), "{refused}");
+    let old_two = format!("{old}/2");
+    let text = dlq(&dir, &format!("drop {old_two}")).run().fine().stdout;
+    assert!(
+        text.contains(&format!("dead letter {old_two} dropped")),
+        "{text}"
+    );
+    let shown = dlq(&dir, "show 2 --json").run().refused();
+    assert!(shown.contains(&old_two), "{shown}");
+    assert_eq!(
+        letters("redrive --all --json"),
+        [
+            expected[0].clone(),
+            expected[2].clone(),
+            expected[3].clone()
+        ]
+    );
+    // The group's database applies its own once, and not those of the one before as well.
+    assert_eq!(consume(dir.path(), &log, false), [0, 2, 4, 1, 3]);
 }
 
 #[test]

@@ -137,7 +137,7 @@ pub(crate) fn run(dir: &Path, out: &mut dyn Write) -> Outcome {
     }
     set_limits(&mut delivery, &["SPACE"])?;
     for letter in &list {
-        letters.redrive(letter.number, &SystemClock)?;
+        letters.redrive(letter.id, &SystemClock)?;
     }
     while delivery.run_once(20, &mut |_| ())? > 0 {}
     let missing = delivery.set_aside().count();

@@ -1,12 +1,14 @@
 //! `teeline dlq`: dead letters of a group. Redriving and dropping are orders to the group, which reads them from its retry
 //! topic, now or when it is started next.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use teeline_core::{Name, Offset};
-use teeline_delivery::dead_letter::{DeadLetter, DeadLetters, Fate};
+use teeline_core::Name;
+use teeline_delivery::dead_letter::{
+    DeadLetter, DeadLetterError, DeadLetters, Fate, LetterId, NoLetterId,
+};
 use teeline_log::{Log, LogOptions, groups::GroupOffset};
 use teeline_os::SystemClock;
 
@@ -30,11 +32,19 @@ pub(crate) struct Whose {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Which {
-    /// Its number.
-    number: Option<u64>,
+    /// Its identity as `ls` shows it, or its number alone where no other has it.
+    #[arg(value_name = "EPOCH/NUMBER")]
+    letter: Option<Named>,
     /// All that nobody has decided about.
     #[arg(long)]
     all: bool,
+}
+
+/// How people name one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Named {
+    Id(LetterId),
+    Number(u64),
 }
 
 /// The verbs of `teeline dlq`.
@@ -52,8 +62,9 @@ pub(crate) enum DlqVerb {
     Show {
         #[command(flatten)]
         whose: Whose,
-        /// Its number.
-        number: u64,
+        /// Its identity as `ls` shows it, or its number alone where no other has it.
+        #[arg(value_name = "EPOCH/NUMBER")]
+        letter: Named,
     },
     /// Send dead letters round again: the group, and nobody else, is handed them once more.
     Redrive {
@@ -74,15 +85,19 @@ pub(crate) enum DlqVerb {
 /// A dead letter, for programs.
 #[derive(Serialize)]
 struct LetterLine<'a> {
-    number: u64,
+    /// Its identity: with the source's name, that of its record.
+    source: &'a str,
     epoch: u64,
+    number: u64,
     partition: u32,
     offset: u64,
+    /// Where the message stood first, and its identity there.
     origin_topic: &'a str,
+    origin_partition: u32,
     origin_offset: u64,
-    source_id: Option<String>,
-    source_epoch: Option<u64>,
-    sequence: Option<u64>,
+    origin_source_id: Option<String>,
+    origin_epoch: Option<u64>,
+    origin_sequence: Option<u64>,
     attempts: u64,
     error: &'a str,
     failed_ns: u64,
@@ -90,6 +105,8 @@ struct LetterLine<'a> {
     fate: String,
     /// Whether the group has read what was decided.
     is_read: bool,
+    /// Whether a newer database of the group has given up messages since; what is decided here is passed by then.
+    is_superseded: bool,
     #[serde(rename = "type")]
     kind: u16,
     key: Option<&'a str>,
@@ -99,9 +116,12 @@ struct LetterLine<'a> {
 
 /// What was decided, for programs.
 #[derive(Serialize)]
-struct DecisionLine {
+struct DecisionLine<'a> {
+    source: &'a str,
+    epoch: u64,
     number: u64,
-    decided: &'static str,
+    /// `redriven` or `dropped`.
+    decided: String,
     partition: u32,
     /// Where the group reads it, in its retry topic.
     offset: u64,
@@ -112,12 +132,32 @@ impl DlqVerb {
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let answer = match self {
             Self::Ls { whose, undecided } => ls(&whose, undecided, out),
-            Self::Show { whose, number } => show(&whose, number, out),
+            Self::Show { whose, letter } => show(&whose, letter, out),
             Self::Redrive { whose, which } => decide(&whose, &which, true, out),
             Self::Drop { whose, which } => decide(&whose, &which, false, out),
         }?;
         out.flush()?;
         Ok(answer)
+    }
+}
+
+impl FromStr for Named {
+    type Err = NoLetterId;
+
+    fn from_str(text: &str) -> Result<Self, NoLetterId> {
+        match text.parse() {
+            Ok(number) => Ok(Self::Number(number)),
+            Err(_) => Ok(Self::Id(text.parse()?)),
+        }
+    }
+}
+
+impl Named {
+    fn look_up(self, letters: &DeadLetters) -> Result<DeadLetter, DeadLetterError> {
+        match self {
+            Self::Id(id) => letters.get(id),
+            Self::Number(number) => letters.find(number),
+        }
     }
 }
 
@@ -141,11 +181,11 @@ fn ls(whose: &Whose, only_undecided: bool, out: &mut Output) -> Result<Answer, F
         }
         let is_read = is_read(&offsets, whose, &letters, letter);
         if out.is_json() {
-            out.object(&line(letter, is_read))?;
+            out.object(&line(&letters, letter, is_read))?;
             continue;
         }
         rows.push(vec![
-            letter.number.to_string(),
+            letter.id.to_string(),
             place(letter),
             key(letter),
             letter.attempts.to_string(),
@@ -155,7 +195,7 @@ fn ls(whose: &Whose, only_undecided: bool, out: &mut Output) -> Result<Answer, F
     }
     if !out.is_json() {
         out.table(
-            &["number", "origin", "key", "attempts", "fate", "error"],
+            &["dead letter", "origin", "key", "attempts", "fate", "error"],
             &rows,
         )?;
     }
@@ -165,13 +205,13 @@ fn ls(whose: &Whose, only_undecided: bool, out: &mut Output) -> Result<Answer, F
     })
 }
 
-fn show(whose: &Whose, number: u64, out: &mut Output) -> Result<Answer, Failure> {
+fn show(whose: &Whose, letter: Named, out: &mut Output) -> Result<Answer, Failure> {
     let (log, letters) = whose.open(&LogOptions::read_only())?;
-    let letter = letters.get(number).map_err(Failure::new)?;
+    let letter = letter.look_up(&letters).map_err(Failure::new)?;
     let offsets = log.group_offsets().map_err(Failure::new)?;
     let is_read = is_read(&offsets, whose, &letters, &letter);
     if out.is_json() {
-        out.object(&line(&letter, is_read))?;
+        out.object(&line(&letters, &letter, is_read))?;
         return Ok(Answer::Fine);
     }
     let identity = match letter.origin.identity {
@@ -179,7 +219,7 @@ fn show(whose: &Whose, number: u64, out: &mut Output) -> Result<Answer, Failure>
         None => "none".to_owned(),
     };
     let facts = [
-        ("number", number.to_string()),
+        ("letter", letter.id.to_string()),
         ("origin", place(&letter)),
         ("identity", identity),
         ("attempts", letter.attempts.to_string()),
@@ -209,37 +249,46 @@ fn decide(
     out: &mut Output,
 ) -> Result<Answer, Failure> {
     let (_, letters) = whose.open(&LogOptions::default())?;
-    let numbers = match which.number {
-        Some(number) => vec![number],
-        None => {
-            let list = letters.list().map_err(Failure::new)?;
-            let undecided = list.iter().filter(|l| l.fate == Fate::Undecided);
-            undecided.map(|letter| letter.number).collect()
-        }
+    let clock = &SystemClock;
+    let decided = match (which.letter, redrives) {
+        (Some(letter), _) => letter.look_up(&letters).and_then(|letter| {
+            let decided = match redrives {
+                true => letters.redrive(letter.id, clock),
+                false => letters.drop(letter.id, clock),
+            };
+            Ok(vec![decided?])
+        }),
+        (None, true) => letters.redrive_all(clock),
+        (None, false) => letters.drop_all(clock),
     };
-    let decided = if redrives { "redriven" } else { "dropped" };
-    for number in &numbers {
-        let partition = letters.get(*number).map_err(Failure::new)?.partition;
-        let Offset(offset) = match redrives {
-            true => letters.redrive(*number, &SystemClock),
-            false => letters.drop(*number, &SystemClock),
-        }
-        .map_err(Failure::new)?;
+    let decided = decided.map_err(Failure::new)?;
+    let retry = letters.retry_topic().name();
+    for letter in &decided {
+        let DeadLetter { id, partition, .. } = letter;
+        let (Fate::Redriven(offset) | Fate::Dropped(offset)) = letter.fate else {
+            continue;
+        };
         if out.is_json() {
             out.object(&DecisionLine {
-                number: *number,
-                decided,
+                source: letters.topic().name().as_str(),
+                epoch: id.epoch.0,
+                number: id.number,
+                decided: letter.fate.to_string(),
                 partition: partition.0,
-                offset,
+                offset: offset.0,
             })?;
-        } else {
-            let topic = letters.retry_topic().name();
-            out.line(format_args!(
-                "dead letter {number} {decided}: the group reads it at {topic}/{partition}@{offset}"
-            ))?;
+            continue;
         }
+        let read = match letter.is_superseded {
+            false => "reads it",
+            true => "has a newer database, and passes it by",
+        };
+        out.line(format_args!(
+            "dead letter {id} {}: the group {read} at {retry}/{partition}@{offset}",
+            letter.fate
+        ))?;
     }
-    if numbers.is_empty() && !out.is_json() {
+    if decided.is_empty() && !out.is_json() {
         out.line("no dead letter is undecided")?;
     }
     Ok(Answer::Fine)
@@ -278,29 +327,33 @@ fn key(letter: &DeadLetter) -> String {
 
 fn fate(letter: &DeadLetter, is_read: bool) -> String {
     match (letter.fate, is_read) {
+        (Fate::Undecided, _) if letter.is_superseded => "undecided, superseded".to_owned(),
         (Fate::Undecided, _) => "undecided".to_owned(),
         (fate, true) => fate.to_string(),
         (fate, false) => format!("{fate}, not read yet"),
     }
 }
 
-fn line(letter: &DeadLetter, is_read: bool) -> LetterLine<'_> {
+fn line<'a>(letters: &'a DeadLetters, letter: &'a DeadLetter, is_read: bool) -> LetterLine<'a> {
     let identity = letter.origin.identity;
     LetterLine {
-        number: letter.number,
-        epoch: letter.epoch.0,
+        source: letters.topic().name().as_str(), // it writes the topic that has its name
+        epoch: letter.id.epoch.0,
+        number: letter.id.number,
         partition: letter.partition.0,
         offset: letter.offset.0,
         origin_topic: letter.origin.place.topic.as_str(),
+        origin_partition: letter.origin.place.partition.0,
         origin_offset: letter.origin.place.offset.0,
-        source_id: identity.map(|identity| identity.source.to_string()),
-        source_epoch: identity.map(|identity| identity.epoch.0),
-        sequence: identity.map(|identity| identity.sequence.0),
+        origin_source_id: identity.map(|identity| identity.source.to_string()),
+        origin_epoch: identity.map(|identity| identity.epoch.0),
+        origin_sequence: identity.map(|identity| identity.sequence.0),
         attempts: letter.attempts,
         error: &letter.error,
         failed_ns: letter.failed_ns,
         fate: letter.fate.to_string(),
         is_read,
+        is_superseded: letter.is_superseded,
         kind: letter.kind,
         key: letter
             .key

@@ -3,6 +3,7 @@
 use teeline_core::{Epoch, Identity, Name, Offset, Partition, Sequence, SourceId};
 use teeline_log::{Header, Headers, NewRecord, Record};
 
+use super::LetterId;
 use crate::consumer::Place;
 
 /// Names of the headers that teeline gives a dead letter, and a message that is redriven.
@@ -150,15 +151,18 @@ pub(crate) fn number(headers: Headers<'_>, name: &str) -> Option<u64> {
     str::from_utf8(value(headers, name)?).ok()?.parse().ok()
 }
 
-/// What a record of the retry topic orders, and about which dead letter: the database that gave its number, and the number.
-pub(crate) fn order_of(headers: Headers<'_>) -> Option<((Epoch, u64), Order)> {
+/// What a record of the retry topic orders, and about which dead letter.
+pub(crate) fn order_of(headers: Headers<'_>) -> Option<(LetterId, Order)> {
     let order = match value(headers, header::ORDER)? {
         header::REDRIVE => Order::Redrive,
         header::DROP => Order::Drop,
         _ => return None,
     };
-    let epoch = Epoch(number(headers, header::LETTER_EPOCH)?);
-    Some(((epoch, number(headers, header::DEAD_LETTER)?), order))
+    let letter = LetterId {
+        epoch: Epoch(number(headers, header::LETTER_EPOCH)?),
+        number: number(headers, header::DEAD_LETTER)?,
+    };
+    Some((letter, order))
 }
 
 pub(crate) fn origin(headers: Headers<'_>) -> Option<Origin> {

@@ -4,7 +4,7 @@ use teeline_core::{Epoch, Name, Offset, Partition, Sequence};
 use teeline_log::{Answer, Header, Log, NewRecord, Progress, Succession, Topic, Writer};
 
 use super::{
-    Copied, Origin,
+    Copied, LetterId, Origin,
     copied::{header, origin_headers},
     topics::{DeadLetterError, beside, open_or_create, source_of},
 };
@@ -76,12 +76,11 @@ impl Letters {
         })
     }
 
-    /// Stores `message` as dead letter `number` of the database `epoch`; durable when this returns. One that is stored
-    /// already is left as it is.
+    /// Stores `message` as dead letter `id`; durable when this returns. One that is stored already is left as it is.
     pub(crate) fn store(
         &self,
         partition: Partition,
-        (epoch, number): (Epoch, u64),
+        id: LetterId,
         message: &Copied,
         obituary: Obituary<'_>,
     ) -> Result<(), DeadLetterError> {
@@ -96,10 +95,10 @@ impl Letters {
             value: value.as_bytes(),
         });
         let headers: Vec<_> = ours.chain(message.own_headers()).collect();
-        let record = message.new_record(Sequence(number), &headers);
+        let record = message.new_record(Sequence(id.number), &headers);
         // Held no longer than this: members of a group share the source.
         let source = source_of(self.dlq.name());
-        let mut writer = self.log.writer(&source, epoch, Succession::Abandon)?;
+        let mut writer = self.log.writer(&source, id.epoch, Succession::Abandon)?;
         append(&mut writer, &self.dlq, partition, &record)?;
         Ok(())
     }

@@ -15,6 +15,7 @@
 //! [`Order::PerKey`] keeps messages of a key in order: those behind a message that is set aside wait for it.
 
 mod copied;
+mod id;
 mod letters;
 mod list;
 mod policy;
@@ -23,6 +24,7 @@ mod topics;
 
 pub use copied::Origin;
 pub(crate) use copied::{Copied, Order as Ordered, order_of};
+pub use id::{LetterId, NoLetterId};
 pub(crate) use letters::{Letters, Obituary};
 pub use list::{DeadLetter, DeadLetters, Fate};
 pub use policy::{Backoff, Order, Retry, RetryPolicy};

@@ -6,6 +6,7 @@ use teeline_log::{
     storage::StorageError,
 };
 
+use super::LetterId;
 use crate::consumer::Place;
 
 /// Why a message cannot be made a dead letter, or a dead letter cannot be redriven or dropped.
@@ -86,21 +87,34 @@ pub enum DeadLetterError {
         /// Where the consumer stands.
         place: Place,
     },
-    /// There is no dead letter of that number.
-    #[error("topic {topic} has no dead letter {number}")]
+    /// There is no such dead letter.
+    #[error("topic {topic} has no dead letter {letter}")]
     NoSuchLetter {
+        /// The topic of dead letters.
+        topic: Name,
+        /// The number or identity asked for.
+        letter: String,
+    },
+    /// Several databases of the group have given that number.
+    #[error(
+        "{} of topic {topic} have the number {number}: name one of them",
+        listed(letters)
+    )]
+    Ambiguous {
         /// The topic of dead letters.
         topic: Name,
         /// The number asked for.
         number: u64,
+        /// Those that have it, oldest database first.
+        letters: Vec<LetterId>,
     },
     /// Somebody has decided already.
-    #[error("dead letter {number} of topic {topic} was {fate} already")]
+    #[error("dead letter {letter} of topic {topic} was {fate} already")]
     Decided {
         /// The topic of dead letters.
         topic: Name,
-        /// Its number.
-        number: u64,
+        /// Which.
+        letter: LetterId,
         /// What was decided.
         fate: &'static str,
     },
@@ -118,6 +132,12 @@ pub enum DeadLetterError {
     /// The progress of a source cannot be stored.
     #[error(transparent)]
     Storage(#[from] StorageError),
+}
+
+/// `1/7 and 2/7`, for people.
+fn listed(letters: &[LetterId]) -> String {
+    let letters: Vec<_> = letters.iter().map(LetterId::to_string).collect();
+    letters.join(" and ")
 }
 
 /// `<topic>.<group>.<what>` as a name.

@@ -13,8 +13,8 @@ use super::{
 use crate::{
     consumer::Place,
     dead_letter::{
-        Copied, DeadLetterError, Letters, Obituary, Order as Keep, Ordered, Retry, SetAside, State,
-        order_of, table,
+        Copied, DeadLetterError, LetterId, Letters, Obituary, Order as Keep, Ordered, Retry,
+        SetAside, State, order_of, table,
     },
     hook::{CrashHook, CrashPoint},
     store::{Abort, AtomicStore, Database, identities, sql::Sql},
@@ -216,9 +216,7 @@ impl Sorter<'_> {
     /// it is another database's.
     fn order(&self, record: &Record<'_>) -> Option<(&SetAside, Ordered)> {
         let (letter, order) = order_of(record.headers)?;
-        let letter = self.held.iter().find(|row| {
-            row.state == State::Dead && (self.epoch, row.number) == (letter.0, Some(letter.1))
-        })?;
+        let letter = dead_letter(self.held, self.epoch, letter)?;
         Some((letter, order))
     }
 }
@@ -528,7 +526,10 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         let number = row.number.expect("what is given up has a number");
         recovery.letters.store(
             place.partition,
-            (recovery.epoch, number),
+            LetterId {
+                epoch: recovery.epoch,
+                number,
+            },
             message,
             Obituary {
                 origin: &origin,
@@ -571,10 +572,8 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
     /// The dead letter that this message was, if it was redriven.
     fn redriven(&self, message: &Copied) -> Option<SetAside> {
         let recovery = self.recovery();
-        let ((epoch, number), _) = order_of(message.headers())?;
-        let mut dead = recovery.held().filter(|row| row.state == State::Dead);
-        dead.find(|row| (recovery.epoch, row.number) == (epoch, Some(number)))
-            .cloned()
+        let (letter, _) = order_of(message.headers())?;
+        dead_letter(recovery.held(), recovery.epoch, letter).cloned()
     }
 
     /// Runs `body` in one transaction that moves the offset as told; in the atomic mode only if the partition is still owned.
@@ -609,6 +608,17 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         }
         Ok(value)
     }
+}
+
+/// The row of a dead letter, among those of the database that gives its numbers under `epoch`.
+fn dead_letter<'a>(
+    held: impl IntoIterator<Item = &'a SetAside>,
+    epoch: Epoch,
+    letter: LetterId,
+) -> Option<&'a SetAside> {
+    let is_it = |row: &&SetAside| row.state == State::Dead && row.number == Some(letter.number);
+    let mut held = held.into_iter();
+    (letter.epoch == epoch).then(|| held.find(is_it)).flatten()
 }
 
 /// The beginning of a text.

@@ -83,8 +83,8 @@ fn day<P: Place>(mode: Mode, order: Order, dies_at: u32) -> bool {
                     let letter = dead
                         .iter()
                         .find(|letter| letter.value == 1_u64.to_le_bytes());
-                    let number = letter.expect("it was given up").number;
-                    world.letters().redrive(number, &*world.clock).unwrap();
+                    let letter = letter.expect("it was given up").id;
+                    world.letters().redrive(letter, &*world.clock).unwrap();
                     redriven = true;
                     idle = 0;
                 }
@@ -119,8 +119,8 @@ fn day<P: Place>(mode: Mode, order: Order, dies_at: u32) -> bool {
     }
     assert_eq!(reached, expected, "{why}");
     let mut letters = world.letters().list().unwrap();
-    letters.sort_by_key(|letter| letter.number);
-    let numbers: Vec<_> = letters.iter().map(|letter| letter.number).collect();
+    letters.sort_by_key(|letter| letter.id);
+    let numbers: Vec<_> = letters.iter().map(|letter| letter.id.number).collect();
     assert_eq!(numbers, [1, 2], "{why}: {letters:?}");
     let mut values: Vec<_> = letters.iter().map(|letter| letter.value.clone()).collect();
     values.sort();

@@ -62,7 +62,7 @@ fn those_behind_a_dead_letter_wait_until_it_is_redriven<P: Place>() {
             world.clock.turn(4 * BACKOFF);
         }
         assert_eq!(world.reached(), [1, 3, 5], "{mode}");
-        world.letters().redrive(1, &*world.clock).unwrap();
+        world.redrive(1).unwrap();
         settle(&mut delivery);
         assert_eq!(world.reached(), [1, 3, 5, 0, 2, 4], "{mode}");
         assert_eq!(held(&delivery), [], "{mode}");
@@ -78,7 +78,7 @@ fn a_dropped_dead_letter_lets_those_behind_it_go_on<P: Place>() {
             settle(&mut delivery);
             world.clock.turn(4 * BACKOFF);
         }
-        world.letters().drop(1, &*world.clock).unwrap();
+        world.drop(1).unwrap();
         settle(&mut delivery);
         assert_eq!(world.reached(), [1, 3, 5, 2, 4], "{mode}");
         assert_eq!(held(&delivery), [], "{mode}");

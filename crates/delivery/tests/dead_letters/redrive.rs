@@ -41,11 +41,8 @@ fn redrive_puts_it_back_once_and_only_for_its_group<P: Place>() {
         let Some(world) = world::<P>() else { return };
         let mut delivery = until_dead!(world, mode);
         let letters = world.letters();
-        assert_eq!(letters.redrive(1, &*world.clock).unwrap(), Offset(0));
-        for again in [
-            letters.redrive(1, &*world.clock),
-            letters.drop(1, &*world.clock),
-        ] {
+        assert_eq!(world.redrive(1).unwrap().fate, Fate::Redriven(Offset(0)));
+        for again in [world.redrive(1), world.drop(1)] {
             assert!(
                 matches!(
                     again,
@@ -57,7 +54,7 @@ fn redrive_puts_it_back_once_and_only_for_its_group<P: Place>() {
                 "{again:?}"
             );
         }
-        assert_eq!(letters.get(1).unwrap().fate, Fate::Redriven(Offset(0)));
+        assert_eq!(letters.find(1).unwrap().fate, Fate::Redriven(Offset(0)));
         assert_eq!(
             held(&delivery),
             [(1, State::Dead, 3)],
@@ -79,7 +76,7 @@ fn a_redriven_message_that_fails_again_is_a_dead_letter_with_its_first_origin<P:
         let Some(world) = world::<P>() else { return };
         world.refuse(1, 6);
         let mut delivery = until_dead!(world, mode);
-        world.letters().redrive(1, &*world.clock).unwrap();
+        world.redrive(1).unwrap();
         for _ in 0..4 {
             settle(&mut delivery);
             world.clock.turn(4 * BACKOFF);
@@ -89,7 +86,7 @@ fn a_redriven_message_that_fails_again_is_a_dead_letter_with_its_first_origin<P:
         let letters = world.letters().list().unwrap();
         let facts = letters
             .iter()
-            .map(|letter| (letter.number, letter.fate, letter.origin.place.offset));
+            .map(|letter| (letter.id.number, letter.fate, letter.origin.place.offset));
         assert!(
             facts.eq([
                 (1, Fate::Redriven(Offset(0)), Offset(1)),
@@ -98,7 +95,7 @@ fn a_redriven_message_that_fails_again_is_a_dead_letter_with_its_first_origin<P:
             "{mode}: {letters:?}"
         );
         assert_eq!(letters[0].origin, letters[1].origin, "{mode}");
-        world.letters().redrive(2, &*world.clock).unwrap();
+        world.redrive(2).unwrap();
         settle(&mut delivery);
         assert_eq!(world.reached(), [0, 2, 1], "{mode}");
         assert_eq!(held(&delivery), [], "{mode}");
@@ -109,12 +106,12 @@ fn what_was_dropped_is_never_applied_and_missed_no_more<P: Place>() {
     for mode in MODES {
         let Some(world) = world::<P>() else { return };
         let mut delivery = until_dead!(world, mode);
-        world.letters().drop(1, &*world.clock).unwrap();
+        world.drop(1).unwrap();
         settle(&mut delivery);
         assert_eq!(world.reached(), [0, 2], "{mode}");
         assert_eq!(held(&delivery), [], "{mode}");
         assert_eq!(
-            world.letters().get(1).unwrap().fate,
+            world.letters().find(1).unwrap().fate,
             Fate::Dropped(Offset(0))
         );
     }
@@ -127,7 +124,7 @@ fn a_new_database_gives_numbers_of_its_own<P: Place>() {
         return;
     };
     drop(until_dead!(world, mode));
-    world.letters().redrive(1, &*world.clock).unwrap();
+    world.redrive(1).unwrap();
     world.place = P::new().unwrap();
     world.refuse(1, 3);
     // The group's generations have to go on: the new database follows the same log.
@@ -137,14 +134,20 @@ fn a_new_database_gives_numbers_of_its_own<P: Place>() {
     let letters = world.letters().list().unwrap();
     let fates: Vec<_> = letters
         .iter()
-        .map(|letter| (letter.number, letter.fate))
+        .map(|letter| (letter.id.number, letter.fate))
         .collect();
     assert_eq!(
         fates,
         [(1, Fate::Redriven(Offset(0))), (1, Fate::Undecided)]
     );
-    assert!(letters[0].epoch < letters[1].epoch);
-    world.letters().redrive(1, &*world.clock).unwrap();
+    let (old, new) = (letters[0].id, letters[1].id);
+    assert!(old.epoch < new.epoch);
+    let error = world.letters().find(1).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("{old} and {new} of topic numbers.g.dlq have the number 1: name one of them")
+    );
+    world.letters().redrive(new, &*world.clock).unwrap();
     settle(&mut delivery);
     assert_eq!(world.reached(), [0, 2, 1]);
 }
@@ -160,8 +163,9 @@ fn looking_needs_no_write_access_and_numbers_that_are_none_are_refused() {
     let log = Log::open(world.log.root(), &read_only).unwrap();
     let letters = DeadLetters::open(&log, &name("numbers"), &name("g")).unwrap();
     assert_eq!(letters.list().unwrap().len(), 1);
-    assert!(letters.redrive(1, &*world.clock).is_err());
-    let error = world.letters().redrive(2, &*world.clock).unwrap_err();
+    let letter = letters.find(1).unwrap().id;
+    assert!(letters.redrive(letter, &*world.clock).is_err());
+    let error = world.redrive(2).unwrap_err();
     assert_eq!(
         error.to_string(),
         "topic numbers.g.dlq has no dead letter 2"

@@ -75,7 +75,7 @@ fn a_message_that_always_fails_becomes_a_dead_letter_that_says_where_it_came_fro
         let [letter] = &letters[..] else {
             panic!("{mode}: {letters:?}");
         };
-        assert_eq!((letter.number, letter.attempts), (1, 3), "{mode}");
+        assert_eq!((letter.id.number, letter.attempts), (1, 3), "{mode}");
         assert_eq!(letter.error, "2 is refused");
         assert_eq!(letter.fate, Fate::Undecided);
         assert_eq!(letter.failed_ns, began_ns + 8_000_000_000);
@@ -122,7 +122,7 @@ fn what_cannot_be_read_is_a_dead_letter_at_once<P: Place>() {
         let letters = world.letters().list().unwrap();
         let facts = letters
             .iter()
-            .map(|letter| (letter.number, letter.attempts, letter.value.as_slice()));
+            .map(|letter| (letter.id.number, letter.attempts, letter.value.as_slice()));
         assert!(
             facts.eq([(1, 1, &b"no number"[..]), (2, 1, b"none either")]),
             "{mode}: {letters:?}"

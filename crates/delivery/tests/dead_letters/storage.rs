@@ -77,7 +77,11 @@ fn when_a_dead_letter_cannot_be_stored_the_offset_stays_and_the_consumer_says_wh
             assert_eq!(world.reached(), [0, 1, 3], "{mode}");
             let letters = world.letters().list().unwrap();
             assert_eq!(letters.len(), 1, "{mode}");
-            assert_eq!((letters[0].number, letters[0].attempts), (1, 1), "{mode}");
+            assert_eq!(
+                (letters[0].id.number, letters[0].attempts),
+                (1, 1),
+                "{mode}"
+            );
         }
     }
 }

@@ -5,7 +5,10 @@ use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc, time::Duratio
 use teeline_core::{Epoch, Name, Offset, Partition, Sequence};
 use teeline_delivery::{
     consumer::Place as At,
-    dead_letter::{self, Backoff, DeadLetters, Order, Retry, RetryPolicy, SetAside, State},
+    dead_letter::{
+        self, Backoff, DeadLetter, DeadLetterError, DeadLetters, Order, Retry, RetryPolicy,
+        SetAside, State,
+    },
     mode::{Delivery, DeliveryError, Handler, Mode, Options, Verdict},
     store::{Abort, Database, Schema, identities, sql::Sql},
 };
@@ -203,6 +206,18 @@ impl<P: Place> World<P> {
 
     pub(crate) fn letters(&self) -> DeadLetters {
         DeadLetters::open(&self.log, &name("numbers"), &name("g")).unwrap()
+    }
+
+    /// Redrives the dead letter of that number.
+    pub(crate) fn redrive(&self, number: u64) -> Result<DeadLetter, DeadLetterError> {
+        let letters = self.letters();
+        letters.redrive(letters.find(number)?.id, &*self.clock)
+    }
+
+    /// Drops the dead letter of that number.
+    pub(crate) fn drop(&self, number: u64) -> Result<DeadLetter, DeadLetterError> {
+        let letters = self.letters();
+        letters.drop(letters.find(number)?.id, &*self.clock)
     }
 
     /// What has been applied, in order.
