@@ -7,7 +7,7 @@
 use std::fmt;
 
 use teeline_core::{
-    Identity, Sequence, SourceId, SourceName,
+    Epoch, Identity, Sequence, SourceId, SourceName,
     recorder::{Hop, Recorder},
     time::Clock,
 };
@@ -34,6 +34,8 @@ pub(crate) struct Joint {
     pub(crate) writer: Writer,
     pub(crate) plan: Plan,
     pub(crate) limits: BatchLimits,
+    /// Whether the ring's epochs are those of its epoch frames.
+    pub(crate) relayed: bool,
     /// Breaks the rule that makes the bridge safe, for a test that proves that the break is noticed.
     #[cfg(feature = "test-switches")]
     pub(crate) release_before_durable: bool,
@@ -54,8 +56,27 @@ pub(crate) struct Agent<'a> {
     source: SourceName,
     targets: Vec<Target>,
     cycle: Cycle,
+    /// The epoch of the frame that stands behind what was taken, if that is an epoch frame.
+    at_epoch: Option<Epoch>,
     /// Why nothing more can be taken, once what was taken before is stored.
     halt: Option<AgentError>,
+}
+
+/// What a duty cycle came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// So many frames were taken through; 0 when the ring had none.
+    Frames(usize),
+    /// A relayed ring goes on with another epoch, this one. All in front of that is stored and released.
+    EpochOver(Epoch),
+}
+
+/// What a frame was taken as.
+enum Taken {
+    /// Part of the cycle.
+    Frame,
+    /// What follows belongs to this epoch.
+    Epoch(Epoch),
 }
 
 /// What was taken from the ring and is not yet released.
@@ -115,19 +136,21 @@ impl<'a> Agent<'a> {
             source,
             targets,
             cycle,
+            at_epoch: None,
             halt: None,
         }
     }
 
-    /// One duty cycle. Returns how many frames it took through; 0 when the ring had none.
+    /// One duty cycle.
     ///
     /// # Errors
     /// After one that may pass, call again later: the cycle goes on where it was. After any other the agent is of no
     /// further use. In both cases what it has not stored is still in the ring.
-    pub(crate) fn do_work(&mut self) -> Result<usize, AgentError> {
+    pub(crate) fn do_work(&mut self) -> Result<Work, AgentError> {
         if self.cycle.frames == 0 {
             self.take()?;
         }
+        let over = self.at_epoch.filter(|_| self.cycle.frames == 0);
         #[cfg(feature = "test-switches")]
         if self.joint.release_before_durable {
             self.joint.consumer.release(self.cycle.taken)?;
@@ -144,7 +167,7 @@ impl<'a> Agent<'a> {
             hold::point("bridge.released");
         }
         self.cycle.clear();
-        Ok(frames)
+        Ok(over.map_or(Work::Frames(frames), Work::EpochOver))
     }
 
     /// Whether the ring was removed or replaced. Asked before a cycle that finds nothing, it means that the epoch is
@@ -187,6 +210,10 @@ impl<'a> Agent<'a> {
         &self.source
     }
 
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.cycle.progress.epoch
+    }
+
     fn tell(&self, event: BridgeEvent) {
         (self.surroundings.observer)(&event);
     }
@@ -196,10 +223,15 @@ impl<'a> Agent<'a> {
         if let Some(halt) = self.halt.take() {
             return Err(halt);
         }
+        if self.at_epoch.is_some() {
+            self.take_epoch();
+            return Ok(());
+        }
         let limits = self.joint.limits;
         let mut taker = Taker {
             plan: &self.joint.plan,
             targets: &self.targets,
+            relayed: self.joint.relayed,
             source: &self.source,
             source_id: self.source.id(),
             surroundings: self.surroundings,
@@ -207,14 +239,18 @@ impl<'a> Agent<'a> {
             cycle: &mut self.cycle,
         };
         while taker.cycle.frames < limits.messages && taker.cycle.payload_bytes < limits.bytes {
-            let mut accepted = Ok(());
+            let mut accepted = Ok(Taken::Frame);
             let found = self
                 .joint
                 .consumer
                 .peek(1, |frame| accepted = taker.accept(&frame));
             match (found, accepted) {
                 (Ok(0), _) => break,
-                (Ok(_), Ok(())) => taker.cycle.frames += 1,
+                (Ok(_), Ok(Taken::Frame)) => taker.cycle.frames += 1,
+                (Ok(_), Ok(Taken::Epoch(epoch))) => {
+                    self.at_epoch = Some(epoch);
+                    break;
+                }
                 (Ok(_), Err(error)) => {
                     self.halt = Some(error);
                     break;
@@ -229,8 +265,19 @@ impl<'a> Agent<'a> {
             Some(halt) if self.cycle.frames == 0 => Err(halt),
             halt => {
                 self.halt = halt;
+                if self.cycle.frames == 0 {
+                    self.take_epoch();
+                }
                 Ok(())
             }
+        }
+    }
+
+    /// Takes the epoch frame that the ring goes on with, if that says again which epoch is on.
+    fn take_epoch(&mut self) {
+        if self.at_epoch == Some(self.cycle.progress.epoch) {
+            self.at_epoch = None;
+            self.cycle.frames = 1;
         }
     }
 
@@ -317,6 +364,7 @@ pub(crate) fn is_balanced(progress: &Progress) -> bool {
 struct Taker<'t> {
     plan: &'t Plan,
     targets: &'t [Target],
+    relayed: bool,
     source: &'t SourceName,
     source_id: SourceId,
     surroundings: Surroundings<'t>,
@@ -325,9 +373,9 @@ struct Taker<'t> {
 }
 
 impl Taker<'_> {
-    fn accept(&mut self, frame: &Frame<'_>) -> Result<(), AgentError> {
+    fn accept(&mut self, frame: &Frame<'_>) -> Result<Taken, AgentError> {
         match frame {
-            Frame::Message(message) => self.message(message),
+            Frame::Message(message) => self.message(message)?,
             Frame::Gap { first, last } => {
                 self.notice_hole_before(*first);
                 let first = self.cycle.progress.through.next().max(*first);
@@ -335,12 +383,15 @@ impl Taker<'_> {
                     self.lost(first, *last, LossCause::GapFrame);
                 }
                 self.cycle.taken = *last;
-                Ok(())
             }
-            Frame::Epoch { .. } => Err(AgentError::EpochFrame {
-                source_name: self.source.clone(),
-            }),
+            Frame::Epoch { epoch, .. } if self.relayed => return Ok(Taken::Epoch(*epoch)),
+            Frame::Epoch { .. } => {
+                return Err(AgentError::EpochFrame {
+                    source_name: self.source.clone(),
+                });
+            }
         }
+        Ok(Taken::Frame)
     }
 
     fn message(&mut self, message: &Message<'_>) -> Result<(), AgentError> {
@@ -539,6 +590,7 @@ mod tests {
         let mut taker = Taker {
             plan: &plan,
             targets: &plan.targets(),
+            relayed: false,
             source: &source,
             source_id: source.id(),
             surroundings: Surroundings {

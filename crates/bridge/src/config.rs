@@ -74,6 +74,9 @@ pub struct SourceConfig {
     pub ring: PathBuf,
     /// The reliable consumer to attach as.
     pub consumer: Name,
+    /// Whether the ring is written by a relay of a feed, whose sessions come one after the other in one ring: each is an
+    /// epoch of the source, as the ring's epoch frames say.
+    pub relayed: bool,
     /// How to wait for messages.
     pub wait: Wait,
     /// CPU to pin the source's thread to, by the kernel's number.

@@ -107,14 +107,28 @@ pub enum AgentError {
         /// Its type.
         kind: u16,
     },
-    /// A frame that begins another life of the source within the ring, as a relay of a feed writes it.
+    /// A frame that begins another life of the source within the ring, as a relay of a feed writes it, and the
+    /// configuration does not say that the ring is one of those.
     #[error(
-        "{source_name} is a relayed feed, which this bridge cannot follow from one session to the next: use a teeline that can"
+        "the ring of {source_name} has an epoch frame, as `teeline feed relay` writes it: set `relayed = true` for this source"
     )]
     EpochFrame {
         /// The source.
         source_name: SourceName,
     },
+    /// A ring that the configuration says is relayed, with a frame of which neither the ring nor the log tells the epoch.
+    #[error(
+        "neither the ring of {source_name} nor the log says to which session its next frame belongs: if nothing relays a \
+         feed into it, leave `relayed` out for this source; if something does, evict the ring's consumer and rejoin, and \
+         what was skipped is told"
+    )]
+    NoSession {
+        /// The source.
+        source_name: SourceName,
+    },
+    /// A relayed ring cannot be looked at as a whole.
+    #[error(transparent)]
+    Look(#[from] teeline_ring::inspect::DumpError),
     /// The log holds other bytes under a number that the ring gives to this message: the source published two things
     /// under one identity.
     #[error(

@@ -13,6 +13,7 @@ mod error;
 mod event;
 mod plan;
 mod record;
+mod relayed;
 mod route;
 mod runner;
 

@@ -4,9 +4,10 @@ use std::{fmt, fs, os::unix::fs::MetadataExt, thread, time::Duration};
 
 use teeline_core::{Sequence, recorder::Recorder};
 use teeline_log::{
-    AppendError, Log, LogOptions, ResumeError, Succession, Topic, TopicError, Writer, WriterError,
+    AppendError, Log, LogOptions, Progress, ResumeError, Succession, Topic, TopicError, Writer,
+    WriterError,
 };
-use teeline_os::{SystemClock, cpu, sleep, state::StateDir};
+use teeline_os::{SystemClock, cpu, hold, sleep, state::StateDir};
 use teeline_ring::{AttachError, AttachOptions, Consumer};
 use teeline_sync::{
     atomic::{AtomicBool, Ordering},
@@ -14,12 +15,13 @@ use teeline_sync::{
 };
 
 use crate::{
-    agent::{Agent, Joint, Surroundings, is_balanced},
+    agent::{Agent, Joint, Surroundings, Work, is_balanced},
     config::{BridgeConfig, SourceConfig, TopicSpec},
     error::{AgentError, BridgeError},
     event::{BridgeEvent, Observer},
     plan::{History, Plan, Rules, Target},
     record,
+    relayed::{self, Stand},
 };
 
 /// How long a source that cannot start or store waits before it looks again.
@@ -76,6 +78,8 @@ enum End {
     Stopped,
     /// The ring is over: another one may come.
     RingOver,
+    /// A relayed ring goes on with another epoch.
+    EpochOver,
 }
 
 impl Bridge {
@@ -267,7 +271,11 @@ impl Tender<'_> {
         }
         let mut recorder = recorders(self.config);
         let mut told = None;
-        while !(self.stopping)() {
+        let mut drain_deadline_ns = None;
+        // What a stop finds in a ring is drained, whatever epochs it is of.
+        let mut in_midst = false;
+        while in_midst || !(self.stopping)() {
+            in_midst = false;
             // Looked at before: should the ring be replaced right now, that is noticed later.
             let ring_file = self.ring_file();
             let attached = match self.attach(&mut *recorder) {
@@ -277,9 +285,10 @@ impl Tender<'_> {
             match attached {
                 Attached::Yes(agent) => {
                     told = None;
-                    match self.drive(agent, ring_file)? {
+                    match self.drive(agent, ring_file, &mut drain_deadline_ns)? {
                         End::Stopped => return Ok(()),
                         End::RingOver => {}
+                        End::EpochOver => in_midst = true,
                     }
                 }
                 Attached::NotYet(NotYet { kind, reason }) => {
@@ -298,12 +307,16 @@ impl Tender<'_> {
     }
 
     /// Does the agent's work until its ring is over or the bridge stops.
-    fn drive(&self, mut agent: Agent<'_>, ring_file: Option<u64>) -> Result<End, AgentError> {
+    fn drive(
+        &self,
+        mut agent: Agent<'_>,
+        ring_file: Option<u64>,
+        drain_deadline_ns: &mut Option<u64>,
+    ) -> Result<End, AgentError> {
         let clock = self.surroundings.clock;
         let mut idle = Idle::from(self.config.wait);
         let mut blocked = false;
         let mut gone = false;
-        let mut drain_deadline_ns = None;
         let mut look_at_ns = clock.monotonic_ns() + LOOK_EVERY_NS;
         loop {
             // Both are asked before the ring is: what was published before is then seen.
@@ -320,7 +333,15 @@ impl Tender<'_> {
                 }
             }
             let work = match agent.do_work() {
-                Ok(work) => work,
+                Ok(Work::Frames(frames)) => frames,
+                Ok(Work::EpochOver(next)) => {
+                    // An earlier one is fenced.
+                    if next > agent.epoch() {
+                        agent.end_epoch()?;
+                        hold::point("bridge.epoch-ended");
+                    }
+                    return Ok(End::EpochOver);
+                }
                 Err(error) if error.may_pass() => {
                     if stopping {
                         agent.stop(false);
@@ -349,7 +370,10 @@ impl Tender<'_> {
                 continue;
             }
             if retired {
-                agent.end_epoch()?;
+                // A relayed session goes on in the next ring.
+                if !self.config.relayed {
+                    agent.end_epoch()?;
+                }
                 return Ok(End::RingOver);
             }
             if stopping {
@@ -399,16 +423,15 @@ impl Tender<'_> {
             takeover_wait: TAKEOVER_WAIT,
             ..AttachOptions::default()
         };
-        let consumer = match Consumer::attach(&self.config.ring, &self.config.consumer, &options) {
-            Ok(consumer) => consumer,
-            Err(error @ AttachError::NotFound { .. }) => return not_yet("no ring", error),
-            Err(error @ AttachError::Retired { .. }) => return not_yet("retired", error),
-            Err(error @ AttachError::OwnerAlive { .. }) => return not_yet("ring held", error),
-            Err(error) => return Err(error.into()),
-        };
+        let mut consumer =
+            match Consumer::attach(&self.config.ring, &self.config.consumer, &options) {
+                Ok(consumer) => consumer,
+                Err(error @ AttachError::NotFound { .. }) => return not_yet("no ring", error),
+                Err(error @ AttachError::Retired { .. }) => return not_yet("retired", error),
+                Err(error @ AttachError::OwnerAlive { .. }) => return not_yet("ring held", error),
+                Err(error) => return Err(error.into()),
+            };
         let source = consumer.ring().source().clone();
-        let epoch = consumer.ring().epoch();
-        self.bridge.state.observe_epoch(&source, epoch)?;
         for topic in self.bridge.log.topics().map_err(ResumeError::from)? {
             for partition in topic.partitions() {
                 self.settle(&Target {
@@ -417,21 +440,31 @@ impl Tender<'_> {
                 })?;
             }
         }
+        let (epoch, begins) = if self.config.relayed {
+            let recorded = self.bridge.log.resume(&source)?.progress;
+            match relayed::stand(&mut consumer, &self.config.ring, &source, recorded)? {
+                Stand::Within(epoch) => (epoch, None),
+                Stand::AtFrame { epoch, next } => (epoch, Some(next)),
+                Stand::NoSession => {
+                    let reason = format!("no session of {source} was relayed into its ring yet");
+                    return not_yet("no session", reason);
+                }
+            }
+        } else {
+            (consumer.ring().epoch(), None)
+        };
+        self.bridge.state.observe_epoch(&source, epoch)?;
         // The ring in the directory is of this epoch, so whatever came before it cannot be drained any more.
         let succession = Succession::Abandon;
-        let writer = match self.bridge.log.writer(&source, epoch, succession) {
+        let mut writer = match self.bridge.log.writer(&source, epoch, succession) {
             Ok(writer) => writer,
             Err(error @ WriterError::Fenced { .. }) => return not_yet("fenced", error),
             Err(error) => return Err(error.into()),
         };
         #[cfg(feature = "test-switches")]
-        let writer = {
-            let mut writer = writer;
-            if self.bridge.without_dedup {
-                writer.turn_dedup_off();
-            }
-            writer
-        };
+        if self.bridge.without_dedup {
+            writer.turn_dedup_off();
+        }
         let progress = writer.progress();
         if !is_balanced(&progress) {
             return Err(AgentError::Unbalanced {
@@ -439,7 +472,7 @@ impl Tender<'_> {
                 progress,
             });
         }
-        if progress.ended {
+        if progress.ended && !self.config.relayed {
             let reason = format!("epoch {epoch} of {source} has ended: a new ring must come");
             return not_yet("ended", reason);
         }
@@ -452,10 +485,13 @@ impl Tender<'_> {
             });
         }
         let plan = self.plan(&writer)?;
+        if let Some(next) = begins {
+            begin_epoch(&mut writer, &mut consumer, next)?;
+        }
         self.tell(&BridgeEvent::Attached {
             source,
             epoch,
-            through: progress.through,
+            through: writer.progress().through,
             released: consumer.last_released(),
         });
         let joint = Joint {
@@ -463,6 +499,7 @@ impl Tender<'_> {
             writer,
             plan,
             limits: self.config.batch,
+            relayed: self.config.relayed,
             #[cfg(feature = "test-switches")]
             release_before_durable: self.bridge.release_before_durable,
         };
@@ -537,6 +574,29 @@ impl Tender<'_> {
             what: what.to_string(),
         });
     }
+}
+
+/// Passes over the epoch frame at which a session begins in a relayed ring, with the number `next`. What was in front of
+/// that and is not in the log was never asked for.
+fn begin_epoch(
+    writer: &mut Writer,
+    consumer: &mut Consumer,
+    next: Sequence,
+) -> Result<(), AgentError> {
+    hold::point("bridge.epoch-begun");
+    let progress = writer.progress();
+    if progress.through == Sequence::NONE && next > Sequence(1) {
+        let through = Sequence(next.0 - 1);
+        writer.store_progress(&Progress {
+            through,
+            skipped: through.0,
+            ..progress
+        })?;
+        hold::point("bridge.epoch-skipped");
+    }
+    consumer.release_all();
+    hold::point("bridge.epoch-released");
+    Ok(())
 }
 
 fn not_yet<T>(kind: &'static str, reason: impl fmt::Display) -> Result<Attached<T>, AgentError> {

@@ -91,6 +91,7 @@ fn source(mut fields: Fields<'_>) -> Option<SourceConfig> {
     let ring = fields.need("ring", path);
     let consumer = fields.need("consumer", parsed);
     let _hold_back: Option<()> = fields.take("policy", one_of(&[("hold-back", ())]));
+    let relayed = fields.take("relayed", yes_or_no);
     let wait = fields.take("wait", one_of(&Wait::ALL.map(|wait| (wait.name(), wait))));
     let cpu = fields.take("cpu", whole(0, 65_535));
     let batch = fields.table("batch").map(|mut batch| {
@@ -114,6 +115,7 @@ fn source(mut fields: Fields<'_>) -> Option<SourceConfig> {
     Some(SourceConfig {
         ring: ring?,
         consumer: consumer?,
+        relayed: relayed.unwrap_or(false),
         wait: wait.unwrap_or_default(),
         cpu: match cpu {
             Some(cpu) => Some(usize::try_from(cpu).ok()?),

@@ -29,6 +29,7 @@ fn the_documented_example_is_understood_in_every_key() {
     let source = &config.sources[0];
     assert_eq!(source.ring.to_str(), Some("/dev/shm/teeline/gw1.fills"));
     assert_eq!(source.consumer.as_str(), "bridge");
+    assert!(!source.relayed);
     assert_eq!((source.wait, source.cpu), (Wait::Backoff, Some(3)));
     assert_eq!((source.batch.messages, source.batch.bytes), (1024, 1 << 20));
     assert_eq!(source.others, Others::Stop);
@@ -56,6 +57,7 @@ fn what_may_be_left_out_may_be_left_out() {
     assert_eq!((config.state_dir, config.topics), (None, vec![]));
     assert_eq!(config.sources[0].routes[0].types, Types::All);
     assert_eq!(config.sources[0].routes[0].key, KeyRule::None);
+    assert!(!config.sources[0].relayed);
 }
 
 #[test]
@@ -80,6 +82,7 @@ fn everything_wrong_is_named_by_its_key_at_once() {
         [[source]]
         ring = 7
         policy = "keep-the-newest"
+        relayed = "yes"
         wait = "nap"
         cpu = "two"
         others = "skip"
@@ -116,6 +119,7 @@ fn everything_wrong_is_named_by_its_key_at_once() {
         "source[0].ring",
         "source[0].consumer",
         "source[0].policy",
+        "source[0].relayed",
         "source[0].wait",
         "source[0].cpu",
         "source[0].batch.messages",

@@ -7,5 +7,6 @@ mod flow;
 mod kills;
 mod lives;
 mod place;
+mod relayed;
 mod routes;
 mod running;
