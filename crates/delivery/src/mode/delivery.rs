@@ -239,7 +239,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             limit = admitted.records();
             permit = Some(admitted);
         }
-        let (mut batch, refused) = self.read_batch(which, partition, limit)?;
+        let (batch, refused) = self.read_batch(which, partition, limit)?;
         if let Some(permit) = &mut permit {
             permit.keep(batch.len().max(usize::from(refused.is_some())));
         }
@@ -265,7 +265,10 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         match done {
             Done::All => Ok(batch.len()),
             Done::Until(processed, error) => {
-                let place = batch.swap_remove(processed).place;
+                let place = Place {
+                    offset: batch[processed].offset,
+                    ..self.stream(which).place(partition)
+                };
                 if self.is_to_stop(&error) {
                     return Err(DeliveryError::Handler(error));
                 }
@@ -335,21 +338,21 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             if refused.is_some() {
                 return;
             }
-            let read = |record: &Record<'_>| handler.read(record, &place);
+            let read = |record: &Record<'_>| handler.read(record, place);
             let task = match &sorter {
-                Some(sorter) => sorter.sort(record, &place, read),
+                Some(sorter) => sorter.sort(record, place, read),
                 None => read(record).map(Task::Apply),
             };
             match task {
                 Ok(task) => batch.push(Entry {
-                    place,
+                    offset: place.offset,
                     end,
                     identity: record.identity,
                     task,
                 }),
                 Err(error) => {
                     refused = Some(Refused {
-                        place,
+                        place: place.clone(),
                         is_control: record.control.is_some(),
                         error,
                     });
@@ -370,8 +373,10 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         batch: &[Entry<H::Message>],
         hook: &mut CrashHook<'_>,
     ) -> Result<Done<H::Error>, DeliveryError<H::Error>> {
+        let mut place = self.stream(which).place(partition);
         for (index, entry) in batch.iter().enumerate() {
-            hook(CrashPoint::BeforeMessage(entry.place.offset));
+            place.offset = entry.offset;
+            hook(CrashPoint::BeforeMessage(entry.offset));
             if self.mode == Mode::AtMostOnce {
                 self.main.owned(partition).next = entry.end;
             }
@@ -382,7 +387,8 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
                 store,
                 ..
             } = self;
-            let applied = store.change(|tx| entry.apply(handler, tx, group, knows_identities));
+            let applied =
+                store.change(|tx| entry.apply(handler, tx, group, &place, knows_identities));
             match applied {
                 Err(DeliveryError::Handler(error)) if self.recovery.is_some() => {
                     return Ok(Done::Until(index, error));
@@ -416,7 +422,9 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             ..
         } = self;
         let has_policy = recovery.is_some();
-        let owned = pick(which, main, recovery).owned(partition);
+        let stream = pick(which, main, recovery);
+        let mut place = stream.place(partition);
+        let owned = stream.owned(partition);
         let ownership = owned
             .ownership
             .as_mut()
@@ -425,8 +433,9 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         let process = |tx: &mut D::Tx<'_>| {
             for (index, entry) in batch.iter().enumerate() {
                 reached = index;
-                hook(CrashPoint::BeforeMessage(entry.place.offset));
-                entry.apply(handler, tx, group, false)?;
+                place.offset = entry.offset;
+                hook(CrashPoint::BeforeMessage(entry.offset));
+                entry.apply(handler, tx, group, &place, false)?;
             }
             hook(CrashPoint::BeforeCommit);
             Ok::<_, Abort<DeliveryError<H::Error>, D::Failure>>(())
@@ -515,11 +524,10 @@ impl<M> Entry<M> {
         handler: &mut H,
         tx: &mut D::Tx<'_>,
         group: &Name,
+        place: &Place,
         knows_identities: bool,
     ) -> Result<(), Abort<DeliveryError<H::Error>, D::Failure>> {
-        let Self {
-            place, identity, ..
-        } = self;
+        let identity = &self.identity;
         let message = match &self.task {
             Task::Skip => return Ok(()),
             Task::Apply(message) => {

@@ -14,7 +14,7 @@ use crate::{
 
 /// In the atomic mode, the group is told after so many batches, and whenever nothing is left to read: its database is
 /// synced at each commit, too, and with a commit of its own per batch it would cost as much as the state.
-const REPORT_EVERY: u32 = 16;
+const REPORT_EVERY: u32 = 64;
 
 /// A topic, and how far each partition of it is.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) struct Owned {
 
 /// A record that was read, and what is to be done about it.
 pub(super) struct Entry<M> {
-    pub(super) place: Place,
+    pub(super) offset: Offset,
     /// The offset after it.
     pub(super) end: Offset,
     pub(super) identity: Option<Identity>,
@@ -181,6 +181,11 @@ impl Stream {
             .expect("all partitions of the topic are claimed when it is opened")
     }
 
+    /// Where a batch of a partition is read and processed: its records share the place, and take turns in its offset.
+    pub(super) fn place(&self, partition: Partition) -> Place {
+        Place::new(self.topic(), partition, self.owned[&partition].next)
+    }
+
     /// Hands up to `limit` records from where the partition stands to `f`, each with its place and the offset after it. A
     /// range that the log has dropped is one record, if losses are to be reported.
     pub(super) fn read(
@@ -188,22 +193,21 @@ impl Stream {
         partition: Partition,
         limit: usize,
         on_lost: OnLost,
-        mut f: impl FnMut(&Record<'_>, Place, Offset),
+        mut f: impl FnMut(&Record<'_>, &Place, Offset),
     ) -> Result<(), ConsumerError> {
-        let topic = self.topic().clone();
-        let next = self.owned[&partition].next;
+        let mut place = self.place(partition);
         // A batch was read, and then failed.
-        let sought = self.consumer.seek(partition, next);
+        let sought = self.consumer.seek(partition, place.offset);
         let read = sought.and_then(|()| {
             self.consumer.poll(partition, limit, |record| {
-                let place = Place::new(&topic, partition, record.offset);
-                f(record, place, Offset(record.offset.0 + 1));
+                place.offset = record.offset;
+                f(record, &place, Offset(record.offset.0 + 1));
             })
         });
         match read {
             Err(ConsumerError::BeforeStart { place, start }) if on_lost == OnLost::Report => {
                 let record = lost(place.offset, start);
-                f(&record, place, start);
+                f(&record, &place, start);
                 Ok(())
             }
             read => read.map(drop),
