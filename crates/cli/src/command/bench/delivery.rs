@@ -31,8 +31,10 @@ pub(super) const NAME: &str = "delivery";
 /// How the name of every round's directory begins.
 const DIR_PREFIX: &str = "teeline-bench-delivery.";
 
-/// Fills of a round.
-const FILLS: u64 = 4_000;
+/// Transactions of a round, and at most so many fills: long enough that a round sees the database check its write-ahead file
+/// in several times, short enough that a pair is over before the machine is another one.
+const TRANSACTIONS: u64 = 1_000;
+const FILLS_MAX: u64 = 40_000;
 
 /// Fills that are committed together, where nothing else is asked for.
 const BATCHES: [u32; 3] = [10, 100, 1_000];
@@ -50,7 +52,10 @@ const SCHEMA: Schema<'_> = Schema {
 };
 
 /// Fills a second from a log into positions in SQLite, in each delivery mode and batch size, beside bare transactions of
-/// the same size that make the same positions from the same fills in memory.
+/// the same size: the same statements on the same tables of a database opened the same way, with fills that are in memory.
+///
+/// Bare transactions know no log, no offset and no group. A mode that applies each fill in a transaction of its own is beside
+/// transactions of one fill.
 #[derive(Debug, Args)]
 pub(crate) struct DeliveryArgs {
     #[command(flatten)]
@@ -119,6 +124,11 @@ impl Plan {
         }
     }
 
+    /// How many fills a round has.
+    fn fills(&self) -> u64 {
+        FILLS_MAX.min(TRANSACTIONS * u64::from(self.transaction()))
+    }
+
     /// How many fills the mode applies in one transaction.
     fn transaction(&self) -> u32 {
         match self.mode {
@@ -142,7 +152,7 @@ impl Fills<'_, '_> {
         let work = Work {
             way: Some(way),
             place: dir.path().to_owned(),
-            fills: self.stage.count(FILLS).max(100),
+            fills: self.stage.count(self.plan.fills()).max(100),
             seed: self.stage.seed,
         };
         let idle = Work {
