@@ -8,10 +8,21 @@ mod places;
 mod redrive;
 mod refused;
 mod storage;
+mod storm;
+#[path = "../storms/mod.rs"]
+mod storms;
 mod world;
 
 use rusqlite::Connection;
 use teeline_delivery::dead_letter;
+use teeline_os::child;
+
+#[test]
+fn child_process() {
+    if let Some(role) = child::role() {
+        storms::play::<storm::Storm>(&role);
+    }
+}
 
 #[test]
 fn the_format_document_quotes_the_tables_as_they_are() {

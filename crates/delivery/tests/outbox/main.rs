@@ -9,12 +9,23 @@ mod lease;
 #[path = "../places/mod.rs"]
 mod places;
 mod restored;
+mod storm;
+#[path = "../storms/mod.rs"]
+mod storms;
 mod wal;
 mod world;
 mod writers;
 
 use rusqlite::Connection;
 use teeline_delivery::outbox;
+use teeline_os::child;
+
+#[test]
+fn child_process() {
+    if let Some(role) = child::role() {
+        storms::play::<storm::Storm>(&role);
+    }
+}
 
 #[test]
 fn the_format_document_quotes_the_tables_as_they_are() {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use teeline_core::{Epoch, Name, Offset, Partition, Sequence};
+use teeline_core::{Epoch, Name, Offset, Partition, Sequence, time::Clock};
 use teeline_delivery::{
     outbox::{self, Event, Relay, RelayError, RelayOptions},
     store::{Abort, Database, StoreError, sql::Sql},
@@ -70,20 +70,8 @@ impl<P: Place> World<P> {
     }
 
     pub(crate) fn relay(&self, holder: &str) -> Result<Relay<P::Database>, RelayError> {
-        let options = RelayOptions {
-            holder: holder.to_owned(),
-            lease: LEASE,
-            succession: Succession::AfterDrain,
-        };
         let clock = Arc::clone(&self.clock);
-        Relay::open(
-            self.place.connect(),
-            &self.log,
-            &name("trades"),
-            &"capture".parse().unwrap(),
-            options,
-            clock,
-        )
+        open_relay(self.place.connect(), &self.log, holder, LEASE, clock)
     }
 
     /// Writes an event for each number.
@@ -126,6 +114,23 @@ impl<P: Place> World<P> {
             Ok(tx.row(sql, &[], |row| row.int(0))?.unwrap())
         })
     }
+}
+
+/// A relay of the outbox to the topic.
+pub(crate) fn open_relay<D: Database>(
+    database: D,
+    log: &Log,
+    holder: &str,
+    lease: Duration,
+    clock: Arc<dyn Clock>,
+) -> Result<Relay<D>, RelayError> {
+    let options = RelayOptions {
+        holder: holder.to_owned(),
+        lease,
+        succession: Succession::AfterDrain,
+    };
+    let source = "capture".parse().unwrap();
+    Relay::open(database, log, &name("trades"), &source, options, clock)
 }
 
 /// Takes all that is there to the log.

@@ -13,7 +13,7 @@ use teeline_delivery::{
 };
 
 use super::{
-    places::{Place, on_each_database},
+    places::{Place, on_each_database, seed},
     world::{World, change, drain},
 };
 
@@ -53,17 +53,8 @@ fn each_committed_row_is_in_the_log_once_in_commit_order_per_key_and_no_other<P:
     let Some(world) = World::<P>::new(2) else {
         return;
     };
-    let seed = std::env::var("TEELINE_SEED")
-        .map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
-    eprintln!("TEELINE_SEED={seed}");
-    change(&mut world.place.connect(), |tx| {
-        tx.make_table(TRUTH)?;
-        tx.make_table(TURNS)?;
-        for key in 0..KEYS {
-            tx.run("INSERT INTO turns VALUES (?1, 0)", &[key.into()])?;
-        }
-        Ok(())
-    });
+    let seed = seed();
+    make_truth(&world);
     let done = AtomicBool::new(false);
     let deaths = std::thread::scope(|scope| {
         let relay = scope.spawn(|| relay_that_dies(&world, &done, seed));
@@ -88,8 +79,20 @@ fn each_committed_row_is_in_the_log_once_in_commit_order_per_key_and_no_other<P:
     assert!(deaths >= DEATHS, "{deaths}");
 }
 
-/// One transaction of a writer.
-fn transact<D: Database>(database: &mut D, value: u64, random: &mut Rng) {
+/// Makes the tables in which writers note what is true.
+pub(crate) fn make_truth<P: Place>(world: &World<P>) {
+    change(&mut world.place.connect(), |tx| {
+        tx.make_table(TRUTH)?;
+        tx.make_table(TURNS)?;
+        for key in 0..KEYS {
+            tx.run("INSERT INTO turns VALUES (?1, 0)", &[key.into()])?;
+        }
+        Ok(())
+    });
+}
+
+/// One transaction of a writer. No other one has this value.
+pub(crate) fn transact<D: Database>(database: &mut D, value: u64, random: &mut Rng) {
     let key = random.u64(..KEYS);
     let chosen = random.u8(..8) == 0;
     let rolls_back = random.u8(..4) == 0;
@@ -175,8 +178,12 @@ fn relay_that_dies<P: Place>(world: &World<P>, done: &AtomicBool, seed: u64) -> 
 }
 
 /// What is in the log is what was committed: numbers are dense, and values of one key in the order of their commits.
-fn compare<P: Place>(world: &World<P>) {
+pub(crate) fn compare<P: Place>(world: &World<P>) {
     let mut records = world.records();
+    assert!(
+        records.is_sorted_by_key(|(partition, number, _)| (*partition, *number)),
+        "each partition has its events in the order of their numbers"
+    );
     records.sort_by_key(|(_, number, _)| *number);
     for (index, (_, number, _)) in (1..).zip(&records) {
         assert_eq!(number.0, index, "numbers are dense");

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::{
+    path::Path,
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
@@ -16,19 +17,41 @@ use tempfile::TempDir;
 pub(crate) trait Place: Sized {
     /// What the database is.
     type Database: Database;
+    /// What it is called.
+    const KIND: &str;
 
     /// An empty place; `None` where there is none, with a word on standard error.
     fn new() -> Option<Self>;
+
+    /// Where it is, for other processes.
+    fn address(&self) -> String;
+
+    /// Opens the database of an address, or makes it.
+    fn open_at(
+        address: &str,
+        schema: &Schema<'_>,
+        log: LogId,
+    ) -> Result<AtomicStore<Self::Database>, StoreError>;
+
+    /// Another connection to an application's own database of an address.
+    fn connect_at(address: &str) -> Self::Database;
+
+    /// Waits until what a process had sent before it was killed is done in `table`, or never will be.
+    fn outlive(&self, table: &str);
 
     /// Opens the database there, or makes it.
     fn open(
         &self,
         schema: &Schema<'_>,
         log: LogId,
-    ) -> Result<AtomicStore<Self::Database>, StoreError>;
+    ) -> Result<AtomicStore<Self::Database>, StoreError> {
+        Self::open_at(&self.address(), schema, log)
+    }
 
     /// Another connection to an application's own database there.
-    fn connect(&self) -> Self::Database;
+    fn connect(&self) -> Self::Database {
+        Self::connect_at(&self.address())
+    }
 }
 
 /// A file of its own for each test.
@@ -36,17 +59,25 @@ pub(crate) struct File(pub(crate) TempDir);
 
 impl Place for File {
     type Database = teeline_log::sqlite::Database;
+    const KIND: &str = "SQLite";
 
     fn new() -> Option<Self> {
         Some(Self(tempfile::tempdir().unwrap()))
     }
 
-    fn open(&self, schema: &Schema<'_>, log: LogId) -> Result<AtomicStore, StoreError> {
-        AtomicStore::open(&self.0.path().join("test.db"), schema, 0o640, log)
+    fn address(&self) -> String {
+        self.0.path().to_str().unwrap().to_owned()
     }
 
-    fn connect(&self) -> Self::Database {
-        let path = self.0.path().join("app.db");
+    fn open_at(address: &str, schema: &Schema<'_>, log: LogId) -> Result<AtomicStore, StoreError> {
+        AtomicStore::open(&Path::new(address).join("test.db"), schema, 0o640, log)
+    }
+
+    /// The system takes the locks of the dead, and nobody works on for them.
+    fn outlive(&self, _table: &str) {}
+
+    fn connect_at(address: &str) -> Self::Database {
+        let path = Path::new(address).join("app.db");
         drop(rusqlite::Connection::open(&path).unwrap());
         teeline_log::sqlite::Database::attach(&path, "test application").unwrap()
     }
@@ -59,6 +90,7 @@ pub(crate) struct Server(pub(crate) String);
 #[cfg(feature = "postgres")]
 impl Place for Server {
     type Database = teeline_delivery::store::postgres::Postgres;
+    const KIND: &str = "PostgreSQL";
 
     fn new() -> Option<Self> {
         let Ok(server) = std::env::var("TEELINE_POSTGRES") else {
@@ -73,16 +105,28 @@ impl Place for Server {
         Some(Self(format!("{server} options=-csearch_path={schema}")))
     }
 
-    fn open(
-        &self,
+    fn address(&self) -> String {
+        self.0.clone()
+    }
+
+    fn open_at(
+        address: &str,
         schema: &Schema<'_>,
         log: LogId,
     ) -> Result<AtomicStore<Self::Database>, StoreError> {
-        AtomicStore::connect(&self.0, schema, log)
+        AtomicStore::connect(address, schema, log)
     }
 
-    fn connect(&self) -> Self::Database {
-        teeline_delivery::store::postgres::Postgres::connect(&self.0).unwrap()
+    /// A transaction that has changed the table holds a lock on it until the server has read its commit, or its end.
+    fn outlive(&self, table: &str) {
+        let mut client = postgres::Client::connect(&self.0, postgres::NoTls).unwrap();
+        let mut tx = client.transaction().unwrap();
+        tx.batch_execute(&format!("LOCK TABLE {table} IN EXCLUSIVE MODE"))
+            .unwrap();
+    }
+
+    fn connect_at(address: &str) -> Self::Database {
+        teeline_delivery::store::postgres::Postgres::connect(address).unwrap()
     }
 }
 
@@ -109,6 +153,14 @@ impl Hand {
         let by = u64::try_from(by.as_nanos()).unwrap();
         self.0.fetch_add(by, Ordering::Relaxed);
     }
+}
+
+/// The seed of a random test: that of TEELINE_SEED, or a new one. Printed, so that it can be played again.
+pub(crate) fn seed() -> u64 {
+    let seed = std::env::var("TEELINE_SEED")
+        .map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
+    eprintln!("TEELINE_SEED={seed}");
+    seed
 }
 
 /// The same tests on each database.
