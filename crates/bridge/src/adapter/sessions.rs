@@ -148,7 +148,8 @@ impl RecordedSessions {
     }
 
     fn lock(&self) -> Result<OfdLock, SessionsError> {
-        let path: &Path = &self.path.with_extension("sessions.lock");
+        // Not `.lock` behind another dot: that is the writer's lock of a source whose name ends in `.sessions`.
+        let path: &Path = &self.path.with_extension("sessions-lock");
         let opened = fs::OpenOptions::new()
             .read(true)
             .write(true)
