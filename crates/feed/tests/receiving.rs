@@ -286,6 +286,30 @@ fn a_session_is_followed_when_it_may_be_and_never_while_the_current_one_is_heard
     );
 }
 
+/// HAZARDS MC-04
+#[test]
+fn a_receiver_that_goes_on_in_a_session_begins_none_that_orders_before_it() {
+    let start = Start::From {
+        session: Some(session(5)),
+        next: Sequence(50),
+    };
+    let mut subject = Subject::new(ReceiverOptions {
+        start,
+        ..growing(1)
+    });
+    subject.line(0, 0, &packet(session(4), 80, 89));
+    assert_eq!(subject.events, [""; 0], "late, of one that is over");
+    subject.line(0, 0, &packet(session(5), 50, 54));
+    assert_eq!(subject.events, ["session HDAAEUVB45@50", "50..54"]);
+    let later = ReceiverOptions {
+        start,
+        ..growing(1)
+    };
+    let mut subject = Subject::new(later);
+    subject.line(0, 0, &packet(session(6), 1, 3));
+    assert_eq!(subject.events, ["session HDAAEUVB46@1", "1..3"]);
+}
+
 /// HAZARDS MC-09
 #[test]
 fn a_gap_that_nobody_fills_is_one_loss_at_the_deadline_and_the_data_continues() {

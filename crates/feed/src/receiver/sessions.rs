@@ -75,10 +75,21 @@ impl Receiver {
         if self.options.ignored_sessions.contains(&session) {
             return false;
         }
-        let growing = |current: &Stream| session > current.session;
+        let growing = || match (self.streams.back(), self.options.start) {
+            (Some(current), _) => session > current.session,
+            // What is late of an earlier one is no beginning.
+            (
+                None,
+                Start::From {
+                    session: Some(wanted),
+                    ..
+                },
+            ) => session >= wanted,
+            (None, _) => true,
+        };
         match self.options.sessions {
             Sessions::Only(only) => session == only,
-            Sessions::Growing if !self.streams.back().is_none_or(growing) => false,
+            Sessions::Growing if !growing() => false,
             Sessions::Growing | Sessions::Follow => !self.left.contains(&session),
         }
     }
