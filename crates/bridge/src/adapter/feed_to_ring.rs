@@ -56,12 +56,14 @@ pub struct RelayPoint {
 }
 
 impl RelayPoint {
-    /// Reads it from the ring at `dir`; `None` if nothing was relayed into it.
+    /// Reads it from the ring at `dir`; `None` if nothing was relayed into it. With it, the sessions that the ring shows in
+    /// front of that one: they are over, and a receiver is to ignore what is late of them.
     ///
     /// # Errors
     /// When the ring cannot be read.
-    pub fn of(dir: impl AsRef<Path>) -> Result<Option<Self>, DumpError> {
+    pub fn of(dir: impl AsRef<Path>) -> Result<Option<(Self, Vec<Session>)>, DumpError> {
         let mut point: Option<Self> = None;
+        let mut over = Vec::new();
         inspect::dump(dir, |frame, _| match frame {
             Frame::Epoch {
                 session,
@@ -69,11 +71,12 @@ impl RelayPoint {
                 next,
             } => {
                 if let Ok(session) = Session::from_bytes(session) {
-                    point = Some(Self {
+                    let before = point.replace(Self {
                         session,
                         epoch,
                         next,
                     });
+                    over.extend(before.filter(|before| before.session != session));
                 }
             }
             Frame::Message(message) => {
@@ -87,7 +90,8 @@ impl RelayPoint {
                 }
             }
         })?;
-        Ok(point)
+        let over = over.into_iter().map(|before| before.session).collect();
+        Ok(point.map(|point| (point, over)))
     }
 
     /// Where the receiver of a relay begins that goes on here.
@@ -145,8 +149,8 @@ struct Ring<'a> {
     epochs: RelayEpochs<'a>,
     /// What is in the ring; the next number in it is this one's.
     point: Option<RelayPoint>,
-    /// Where the session was written last.
-    reminded_at: u64,
+    /// Where this relay wrote the session last.
+    reminded_at: Option<u64>,
     /// What had no room.
     pending: VecDeque<Pending>,
     stats: RelayStats,
@@ -175,7 +179,7 @@ impl<'a, T: Transport> FeedToRing<'a, T> {
         Self {
             subscription,
             ring: Ring {
-                reminded_at: producer.position().0,
+                reminded_at: None,
                 producer,
                 kind,
                 epochs,
@@ -335,13 +339,13 @@ impl Ring<'_> {
         Ok(written)
     }
 
-    /// Writes the session again when that was long ago; false if there is no room.
+    /// Writes the session again when that was long ago, or before this relay; false if there is no room.
     fn remind(&mut self) -> Result<bool, RelayError> {
-        let written = self.producer.position().0 - self.reminded_at;
+        let position = self.producer.position().0;
+        let part = self.producer.ring().max_payload() as u64 / REMINDER_PART;
+        let due = self.reminded_at.is_none_or(|at| position - at >= part);
         match self.point {
-            Some(point) if written >= self.producer.ring().max_payload() as u64 / REMINDER_PART => {
-                self.write_point(point)
-            }
+            Some(point) if due => self.write_point(point),
             _ => Ok(true),
         }
     }
@@ -353,7 +357,7 @@ impl Ring<'_> {
             .publish_epoch(session, point.epoch, point.next);
         let written = room(result)?;
         if written {
-            self.reminded_at = self.producer.position().0;
+            self.reminded_at = Some(self.producer.position().0);
         }
         Ok(written)
     }

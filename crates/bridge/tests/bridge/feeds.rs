@@ -195,12 +195,16 @@ fn feed_to_ring<'a>(
     network: &Rc<RefCell<Network>>,
     epochs: RelayEpochs<'a>,
 ) -> FeedToRing<'a, ReceivingEnd> {
-    let point = RelayPoint::of(dir).unwrap();
+    let (point, over) = RelayPoint::of(dir).unwrap().unzip();
     let receiver = Receiver::new(ReceiverOptions {
         lines: 1,
         servers: 1,
         start: point.map_or(Start::Beginning, |point| point.start()),
-        sessions: Sessions::Growing,
+        sessions: match epochs {
+            RelayEpochs::Own => Sessions::Growing,
+            RelayEpochs::Foreign { .. } => Sessions::Follow,
+        },
+        ignored_sessions: over.unwrap_or_default(),
         ..ReceiverOptions::default()
     });
     let transport = ReceivingEnd(Rc::clone(network));
@@ -389,6 +393,8 @@ fn a_foreign_session_gets_an_epoch_at_first_sight_and_keeps_it_over_a_restart() 
     let sessions = ["000010059B", "000010059C"].map(|name| name.parse::<Session>().unwrap());
     for foreign in sessions {
         let mut publisher = Publisher::new(foreign, Sequence(1), PublisherOptions::default());
+        // The other one has been silent for long.
+        now += 10_000 * MS;
         for number in 1..=20 {
             publisher.publish(&message(number)).unwrap();
             now += MS;
@@ -420,6 +426,80 @@ fn a_foreign_session_gets_an_epoch_at_first_sight_and_keeps_it_over_a_restart() 
         .filter(|seen| matches!(seen, Seen::Message(..)))
         .count();
     assert_eq!((messages, seen.len()), (40, 42));
+}
+
+/// The packets in which `publisher` sends a message.
+fn packet(publisher: &mut Publisher, now: u64, message: &[u8]) -> Vec<u8> {
+    publisher.publish(message).unwrap();
+    publisher.transmit(now).unwrap().to_vec()
+}
+
+#[test]
+fn a_relay_that_is_restarted_again_and_again_still_finds_its_session_in_the_ring() {
+    let there = Host::new();
+    let (to, _) = there.ring("md.itch", 1 << 12);
+    let network = Rc::new(RefCell::new(Network::default()));
+    let session = Session::from_epoch(Epoch(1_764_000_000_000_000)).unwrap();
+    let mut publisher = Publisher::new(session, Sequence(1), PublisherOptions::default());
+    let mut reader = consumer(&to);
+    let (mut seen, mut on) = (Vec::new(), None);
+    // Each writes less than what it says its session again after, and together they write over the whole ring.
+    for number in 1..=200 {
+        let mut relay = feed_to_ring(&to, &network, RelayEpochs::Own);
+        let now = number * MS;
+        let packet = packet(&mut publisher, now, &message(number));
+        network.borrow_mut().line.push_back(packet);
+        relay.do_work(now, &mut |_| ()).unwrap();
+        drain(&mut reader, &mut seen, &mut on);
+        let (point, _) = RelayPoint::of(&to).unwrap().unwrap();
+        assert_eq!((point.session, point.next), (session, Sequence(number + 1)));
+    }
+    let numbers = seen.iter().filter_map(|seen| match seen {
+        Seen::Message(number, _) => Some(*number),
+        _ => None,
+    });
+    assert!(numbers.eq(1..=200), "{seen:?}");
+}
+
+#[test]
+fn what_is_late_of_a_session_that_was_relayed_begins_none_whoever_hears_it_first() {
+    let foreign = ["bbbbbbbbbb", "aaaaaaaaaa"].map(|name| name.parse().unwrap());
+    let own = [1_764_000_000_000_000, 1_764_000_000_000_001]
+        .map(|epoch| Session::from_epoch(Epoch(epoch)).unwrap());
+    for (sessions, is_foreign) in [(foreign, true), (own, false)] {
+        let there = Host::new();
+        let (to, _) = there.ring("md.itch", 1 << 14);
+        let network = Rc::new(RefCell::new(Network::default()));
+        let epochs = || match is_foreign {
+            true => RelayEpochs::Foreign {
+                state: &there.state,
+                source: feed(),
+                clock: &SystemClock,
+            },
+            false => RelayEpochs::Own,
+        };
+        let mut publishers = sessions
+            .map(|session| Publisher::new(session, Sequence(1), PublisherOptions::default()));
+        let mut reader = consumer(&to);
+        let (mut seen, mut on) = (Vec::new(), None);
+        let mut now = MS;
+        let mut relayed = |which: usize, count: u64| {
+            let mut relay = feed_to_ring(&to, &network, epochs());
+            for number in 1..=count {
+                // The other one has been silent for long.
+                now += 10_000 * MS;
+                let packet = packet(&mut publishers[which], now, &message(number));
+                network.borrow_mut().line.push_back(packet);
+                relay.do_work(now, &mut |_| ()).unwrap();
+            }
+            drain(&mut reader, &mut seen, &mut on);
+            seen.len()
+        };
+        assert_eq!(relayed(0, 10), 11, "a session and its messages");
+        assert_eq!(relayed(1, 10), 22);
+        assert_eq!(relayed(0, 10), 22, "late, and nothing else");
+        assert_eq!(relayed(1, 10), 32);
+    }
 }
 
 fn feed() -> SourceName {
@@ -657,6 +737,32 @@ fn what_a_recorder_loses_is_a_gap_record_and_the_numbers_add_up() {
         })
         .unwrap();
     assert!(first.unwrap() > 800 - 100);
+}
+
+/// `NAME.sessions` of one source beside all that another one has, which is named so.
+#[test]
+fn a_source_that_is_named_like_the_record_of_another_ones_sessions_is_not_in_its_way() {
+    let host = Host::new();
+    let (log, topic) = recording_log(&host);
+    let network = Rc::new(RefCell::new(Network::default()));
+    let namesake: SourceName = "md.itch.sessions".parse().unwrap();
+    let mut writer = log
+        .writer(&namesake, Epoch(7), Succession::Abandon)
+        .unwrap();
+    let mut recorder =
+        recorder_of(&log, &topic, &network, Sessions::Follow).foreign(&host.state, &SystemClock);
+    let session = "000010059B".parse().unwrap();
+    let mut publisher = Publisher::new(session, Sequence(1), PublisherOptions::default());
+    let first = packet(&mut publisher, MS, &message(1));
+    network.borrow_mut().line.push_back(first);
+    recorder.do_work(MS).unwrap();
+    assert_eq!(recorder.progress().unwrap().through, Sequence(1));
+    let progress = writer.progress();
+    writer.store_progress(&progress).unwrap();
+    let mut sources = log.sources().unwrap();
+    sources.sort_by(|(a, _), (b, _)| a.cmp(b));
+    let names: Vec<_> = sources.iter().map(|(name, _)| name.to_string()).collect();
+    assert_eq!(names, ["md.itch", "md.itch.sessions"]);
 }
 
 /// Sessions whose names neither grow nor tell an epoch, one of which looks as if it did: each is recorded under an epoch

@@ -68,7 +68,7 @@ impl RelayArgs {
             .map_err(Failure::new)?;
         let producer = Producer::attach(&self.ring, &AttachOptions::default());
         let producer = producer.map_err(Failure::new)?;
-        let point = RelayPoint::of(&self.ring).map_err(Failure::new)?;
+        let (point, over) = RelayPoint::of(&self.ring).map_err(Failure::new)?.unzip();
         let start = point.map_or(Start::Beginning, |point| point.start());
         let (sessions, epochs) = if self.foreign {
             let epochs = RelayEpochs::Foreign {
@@ -81,7 +81,9 @@ impl RelayArgs {
             (Sessions::Growing, RelayEpochs::Own)
         };
         let wait = self.feed.wait();
-        let subscription = self.feed.subscribe(start, sessions, Vec::new())?;
+        let subscription = self
+            .feed
+            .subscribe(start, sessions, over.unwrap_or_default())?;
         let kind = MessageType(self.kind);
         let mut relay = FeedToRing::new(subscription, producer, kind, epochs, point);
         while !stop.load(Ordering::Relaxed) {
