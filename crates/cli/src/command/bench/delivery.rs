@@ -17,7 +17,7 @@ use teeline_delivery::{
     },
     store::{Abort, AtomicStore, Schema, StoreError, identities},
 };
-use teeline_log::{Durability, Log, LogOptions, NewRecord, Record, Succession, TopicConfig};
+use teeline_log::{Durability, Log, LogId, LogOptions, NewRecord, Record, Succession, TopicConfig};
 use teeline_os::SystemClock;
 
 use super::{Case, Crew, Regime, Round, Stage, StageArgs, Target, measure, measure_each};
@@ -214,11 +214,12 @@ impl super::Work for Work {
         };
         let count = usize::try_from(self.fills).map_err(Failure::new)?;
         let fills = Input::synthetic(self.seed, count).fills;
-        let log = self.log(&fills)?;
         let path = self.place.join("state.db");
-        let mut store = AtomicStore::open(&path, &SCHEMA, 0o600, log.id()).map_err(Failure::new)?;
-        let ns = match way {
+        let open = |log| AtomicStore::open(&path, &SCHEMA, 0o600, log).map_err(Failure::new);
+        let (ns, mut store) = match way {
             Way::Delivery { mode, batch } => {
+                let log = self.log(&fills)?;
+                let store = open(log.id())?;
                 let mode = mode.parse().map_err(Failure::new)?;
                 let (group, topic) = (name("bench")?, name("fills")?);
                 let opened = Delivery::open(mode, AddUp, store, &log, &group, &topic);
@@ -230,15 +231,15 @@ impl super::Work for Work {
                     > 0
                 {}
                 let ns = SystemClock.monotonic_ns() - began;
-                store = delivery.into_store();
-                ns
+                (ns, delivery.into_store())
             }
             Way::Bare { transaction } => {
+                let mut store = open(LogId(1))?;
                 let began = SystemClock.monotonic_ns();
                 for fills in fills.chunks(*transaction as usize) {
                     store.change(|tx| bare(tx, fills)).map_err(Failure::new)?;
                 }
-                SystemClock.monotonic_ns() - began
+                (SystemClock.monotonic_ns() - began, store)
             }
         };
         let wrong = wrong(&mut store, &fills)?;
@@ -254,13 +255,14 @@ impl super::Work for Work {
 }
 
 impl Work {
-    /// A log with the fills, in one partition.
+    /// A log with the fills, in one partition; whoever wrote it is done, so that nothing is written aside any more.
     fn log(&self, fills: &[Fill]) -> Result<Log, Failure> {
         let options = LogOptions {
             any_filesystem: true, // what is measured is the consumer
             ..LogOptions::default()
         };
-        let log = Log::create(self.place.join("log"), &options).map_err(Failure::new)?;
+        let root = self.place.join("log");
+        let log = Log::create(&root, &options).map_err(Failure::new)?;
         let config = TopicConfig {
             durability: Durability::LeaveToOs,
             segment_bytes: 4 << 20,
@@ -286,7 +288,9 @@ impl Work {
                 return Err(Failure::new("the log refuses the fills of the bench"));
             }
         }
-        Ok(log)
+        drop(writer);
+        log.close().map_err(Failure::new)?;
+        Log::open(&root, &options).map_err(Failure::new)
     }
 }
 
