@@ -7,6 +7,7 @@ use teeline_log::{Log, Record, groups::Groups, sqlite::Database as Sqlite};
 
 use super::{
     DeliveryError, Handler, Mode, OnLost, Options,
+    memory::Memory,
     set_aside::Recovery,
     stream::{Entry, Stream, Task, Which},
 };
@@ -29,6 +30,7 @@ pub struct Delivery<H, D = Sqlite> {
     pub(super) main: Stream,
     pub(super) recovery: Option<Recovery>,
     on_lost: OnLost,
+    pub(super) memory: Memory,
     pub(super) limiter: Option<Limiter>,
     #[cfg(feature = "test-switches")]
     two_transactions: bool,
@@ -87,12 +89,11 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             retry,
             on_lost,
             limiter,
+            facts,
         } = options;
         let topic = log.topic(topic)?;
         let groups = log.groups()?;
-        if mode == Mode::Idempotent {
-            store.read(|tx| identities::look_for_tables(tx))?;
-        }
+        let memory = Memory::of(mode, facts, &mut store)?;
         let mut recovery = retry
             .map(|retry| {
                 Recovery::open(
@@ -118,6 +119,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             main,
             recovery,
             on_lost,
+            memory,
             limiter,
             #[cfg(feature = "test-switches")]
             two_transactions: false,
@@ -380,15 +382,14 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             if self.mode == Mode::AtMostOnce {
                 self.main.owned(partition).next = entry.end;
             }
-            let knows_identities = self.mode == Mode::Idempotent;
+            let memory = self.memory;
             let Self {
                 handler,
                 group,
                 store,
                 ..
             } = self;
-            let applied =
-                store.change(|tx| entry.apply(handler, tx, group, &place, knows_identities));
+            let applied = store.change(|tx| entry.apply(handler, tx, group, &place, memory));
             match applied {
                 Err(DeliveryError::Handler(error)) if self.recovery.is_some() => {
                     return Ok(Done::Until(index, error));
@@ -419,6 +420,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             store,
             main,
             recovery,
+            memory,
             ..
         } = self;
         let has_policy = recovery.is_some();
@@ -435,7 +437,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
                 reached = index;
                 place.offset = entry.offset;
                 hook(CrashPoint::BeforeMessage(entry.offset));
-                entry.apply(handler, tx, group, &place, false)?;
+                entry.apply(handler, tx, group, &place, *memory)?;
             }
             hook(CrashPoint::BeforeCommit);
             Ok::<_, Abort<DeliveryError<H::Error>, D::Failure>>(())
@@ -525,19 +527,19 @@ impl<M> Entry<M> {
         tx: &mut D::Tx<'_>,
         group: &Name,
         place: &Place,
-        knows_identities: bool,
+        memory: Memory,
     ) -> Result<(), Abort<DeliveryError<H::Error>, D::Failure>> {
         let identity = &self.identity;
-        let message = match &self.task {
+        let (message, origin) = match &self.task {
             Task::Skip => return Ok(()),
             Task::Apply(message) => {
-                if knows_identities && !identities::note(tx, place, *identity)? {
+                if memory.identities && !identities::note(tx, place, *identity)? {
                     return Ok(());
                 }
-                message
+                (message, place)
             }
             Task::Wait(copied) => {
-                if knows_identities {
+                if memory.identities {
                     if !identities::note(tx, place, *identity)? {
                         return Ok(());
                     }
@@ -551,16 +553,19 @@ impl<M> Entry<M> {
                 )?);
             }
             Task::Redrive(order) => {
-                if !order.settle(tx, group, knows_identities)? {
+                if !order.settle(tx, group, memory)? {
                     return Ok(());
                 }
-                &order.message
+                (&order.message, &order.origin.place)
             }
             Task::Drop(order) => {
-                order.settle(tx, group, knows_identities)?;
+                order.settle(tx, group, memory)?;
                 return Ok(());
             }
         };
+        if !memory.is_new(handler, tx, origin, message)? {
+            return Ok(());
+        }
         handler
             .apply(tx, place, message)
             .map_err(|abort| abort.map_refused(DeliveryError::Handler))

@@ -1,6 +1,6 @@
 //! What an application is to a delivery.
 
-use std::error::Error;
+use std::{borrow::Cow, error::Error};
 
 use teeline_log::{Record, sqlite::Database as Sqlite};
 
@@ -35,6 +35,12 @@ pub trait Handler<D: Database = Sqlite> {
         place: &Place,
         message: &Self::Message,
     ) -> Result<(), Abort<Self::Error, D::Failure>>;
+
+    /// What the application calls the fact that a message tells, in all publications of it: an execution id, say. Asked where
+    /// [`Options::facts`](super::Options::facts) is set; `None` for a message that tells no such fact, which is applied.
+    fn fact<'m>(&self, _message: &'m Self::Message) -> Option<Cow<'m, [u8]>> {
+        None
+    }
 
     /// What becomes of a message that was refused with `error`, where there is a
     /// [retry policy](crate::dead_letter::RetryPolicy). A record that could not even be read is not tried again: there

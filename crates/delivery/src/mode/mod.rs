@@ -20,6 +20,7 @@
 mod delivery;
 mod error;
 mod handler;
+mod memory;
 mod options;
 mod set_aside;
 mod stream;

@@ -12,6 +12,9 @@ pub struct Options {
     pub on_lost: OnLost,
     /// Spares what stands behind the handler.
     pub limiter: Option<Limiter>,
+    /// In the mode idempotent, a [fact](super::Handler::fact) that was published again under new numbers is recognised. The
+    /// schema has to contain [`facts::TABLE`](crate::store::facts::TABLE).
+    pub facts: bool,
 }
 
 /// What to do about records that the log has dropped before they were read.

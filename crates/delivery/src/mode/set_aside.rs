@@ -8,6 +8,7 @@ use teeline_log::{Log, Record, Topic, groups::Groups};
 use super::{
     Delivery, DeliveryError, Handler, Mode, OnLost, Verdict,
     delivery::pick,
+    memory::Memory,
     stream::{Order, Stream, Task, Which},
 };
 use crate::{
@@ -227,12 +228,12 @@ impl<M> Order<M> {
         &self,
         tx: &mut S,
         group: &Name,
-        knows_identities: bool,
+        memory: Memory,
     ) -> Result<bool, S::Error> {
         if !table::change(tx, group, &self.letter, &self.letter.settled())? {
             return Ok(false);
         }
-        if knows_identities {
+        if memory.identities {
             identities::note(tx, &self.origin.place, self.origin.identity)?;
         }
         Ok(true)
@@ -340,13 +341,13 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         }
         let replaced = self.redriven(&message);
         let origin = message.origin(place);
-        let knows_identities = self.mode == Mode::Idempotent;
+        let memory = self.memory;
         let next = Move::To(Offset(place.offset.0 + 1));
         self.transact(which, place.partition, next, |tx, group, _| {
             if let Some(replaced) = &replaced {
                 table::change(tx, group, replaced, &replaced.settled())?;
             }
-            if knows_identities {
+            if memory.identities {
                 identities::note(tx, &origin.place, origin.identity)?;
                 identities::set_aside(tx, &origin.place, origin.identity)?;
             }
@@ -424,14 +425,17 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         let origin = message.origin(place);
         let read = self.handler.read(&message.record(place.offset), place);
         let is_unreadable = read.is_err();
-        let knows_identities = self.mode == Mode::Idempotent;
+        let memory = self.memory;
         let tried = match read {
             Err(error) => Err(DeliveryError::Handler(error)),
             Ok(read) => self.transact(which, place.partition, Move::Stay, |tx, group, handler| {
                 if !table::change(tx, group, row, &row.settled())? {
                     return Ok(());
                 }
-                if knows_identities && !identities::note(tx, &origin.place, origin.identity)? {
+                if memory.identities && !identities::note(tx, &origin.place, origin.identity)? {
+                    return Ok(());
+                }
+                if !memory.is_new(handler, tx, &origin.place, &read)? {
                     return Ok(());
                 }
                 hook(CrashPoint::BeforeMessage(place.offset));
@@ -544,7 +548,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             state: State::Dead,
             ..row.clone()
         };
-        let knows_identities = self.mode == Mode::Idempotent;
+        let memory = self.memory;
         let is_in_front = self.stream(which).owned[&place.partition].next <= place.offset;
         let next = match is_in_front {
             true => Move::To(Offset(place.offset.0 + 1)),
@@ -557,7 +561,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             if let Some(replaced) = &replaced {
                 table::change(tx, group, replaced, &replaced.settled())?;
             }
-            if knows_identities {
+            if memory.identities {
                 identities::note(tx, &origin.place, origin.identity)?;
                 identities::set_aside(tx, &origin.place, origin.identity)?;
             }

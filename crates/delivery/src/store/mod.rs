@@ -5,6 +5,7 @@
 //! this crate are read and changed, so that each rule stands in one place.
 
 mod atomic;
+pub mod facts;
 pub mod identities;
 #[cfg(feature = "postgres")]
 pub mod postgres;
