@@ -216,6 +216,53 @@ fn groups_that_committed_are_listed_with_their_lag() {
         (&listed["generation"], &listed["lag_records"]),
         (&1.into(), &11.into())
     );
+    assert_eq!(listed["members"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn members_are_listed_with_what_they_read() {
+    let place = Place::new(&[]);
+    place.append(&[], &lines(0..15));
+    let log = teeline_log::Log::open(
+        place.root(),
+        &teeline_log::LogOptions {
+            any_filesystem: true,
+            ..teeline_log::LogOptions::default()
+        },
+    )
+    .unwrap();
+    let options = teeline_log::groups::MemberOptions {
+        label: "host a".to_owned(),
+        ..teeline_log::groups::MemberOptions::default()
+    };
+    let topic: teeline_core::Name = "fills".parse().unwrap();
+    let mut member = log
+        .join(&"positions".parse().unwrap(), [topic.clone()], options)
+        .unwrap();
+    let zero = member.poll().unwrap().assigned.remove(0);
+    member
+        .commit(&topic, zero.partition, teeline_core::Offset(4))
+        .unwrap();
+    let listed = place.verb(&["groups"]).run().fine().objects().remove(0);
+    assert_eq!(listed["strategy"], "sticky");
+    let seen = &listed["members"][0];
+    assert_eq!(
+        (&seen["member"], &seen["label"]),
+        (&1.into(), &"host a".into())
+    );
+    assert_eq!(seen["state"], "running");
+    assert_eq!(seen["pid"], std::process::id());
+    assert!(seen["heartbeat_age_ms"].is_number());
+    let first = &listed["assignment"][0];
+    assert_eq!((&first["owner"], &first["target"]), (&1.into(), &1.into()));
+    assert_eq!(
+        (&first["next"], &first["generation"]),
+        (&4.into(), &zero.generation.into())
+    );
+    assert_eq!(listed["lag_records"], 11);
+    drop(member);
+    let listed = place.verb(&["groups"]).run().fine().objects().remove(0);
+    assert_eq!(listed["members"][0]["state"], "dead");
 }
 
 /// docs/formats/log.md is enough to read a log: `tools/read-log`, which was written from it, sees what teeline sees.

@@ -4,29 +4,51 @@ use std::{
     fs::{self, DirBuilder, File, Permissions},
     io,
     os::unix::fs::{DirBuilderExt, PermissionsExt},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use rusqlite::{Connection, OptionalExtension, Row, params, types::Type};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, params, types::Type};
 use teeline_core::{Name, Offset, Partition};
 
+use self::mirror::{Bell, Mirror};
 use crate::{
-    Log,
+    DiskStorage, Log,
     sqlite::{Abort, Database, DatabaseError, Schema},
+    storage::Storage as _,
 };
 
-/// The groups directory, in the log's root.
-const DIR_NAME: &str = "groups";
+mod member;
+#[expect(unreachable_pub, reason = "formats declare their sizes in public")]
+mod mirror;
+#[expect(unreachable_pub, reason = "formats declare their sizes in public")]
+mod page;
+mod strategy;
+mod tables;
+
+pub use member::{
+    Changes, GroupStatus, Held, LagError, Member, MemberError, MemberOptions, MemberStatus,
+    PartitionStatus,
+};
+pub use strategy::{Strategy, UnknownStrategy};
 
 /// The database, in the groups directory.
 const FILE_NAME: &str = "groups.db";
+
+/// The members' pages, in the groups directory.
+const MEMBERS_DIR_NAME: &str = "members";
 
 const SCHEMA: Schema<'_> = Schema {
     name: "groups database",
     application_id: 0x746C_4752, // "tlGR"
     version: 1,
-    tables: &[OFFSETS],
+    tables: &[
+        OFFSETS,
+        tables::GROUPS,
+        tables::MEMBERS,
+        tables::SUBSCRIPTIONS,
+        tables::SHARES,
+    ],
 };
 
 const OFFSETS: &str = "\
@@ -39,10 +61,15 @@ CREATE TABLE offsets (
     PRIMARY KEY (group_name, topic, partition)
 ) STRICT, WITHOUT ROWID";
 
-/// Committed offsets and generations of the consumer groups of one log.
+/// Committed offsets, generations and members of the consumer groups of one log.
 #[derive(Debug)]
 pub struct Groups {
+    dir: PathBuf,
+    mode: u32,
+    boot: u64,
     database: Mutex<Database>,
+    /// Not where it is only read.
+    mirror: Option<Mutex<Mirror>>,
 }
 
 /// What a group has committed for one partition.
@@ -111,17 +138,36 @@ impl Log {
                 });
             }
         };
-        Groups::open(&self.root().join(DIR_NAME), mode)
+        Groups::open(&self.groups_dir(), mode)
     }
 
-    /// What the groups of this log have committed, ordered by group, topic and partition. Only reads.
+    /// What the groups of this log have committed, ordered by group, topic and partition. Only reads: where the database
+    /// cannot be read without writing beside it, what its mirror says, which may be behind for a moment.
     ///
     /// # Errors
     ///
     /// See [`DatabaseError`].
     pub fn group_offsets(&self) -> Result<Vec<GroupOffset>, DatabaseError> {
-        match Groups::open_read_only(&self.root().join(DIR_NAME))? {
-            Some(groups) => groups.list(),
+        let dir = self.groups_dir();
+        let read = Groups::open_read_only(&dir)
+            .and_then(|groups| groups.map_or(Ok(Vec::new()), |groups| groups.list()));
+        match read {
+            Err(error) if needs_to_write(&error) => {
+                let mirrored = mirror::read(&dir, boot()?).ok().flatten();
+                mirrored.ok_or(error)
+            }
+            read => read,
+        }
+    }
+
+    /// The groups of this log that have or had members. Only reads.
+    ///
+    /// # Errors
+    ///
+    /// When the database or a member's file cannot be read.
+    pub fn group_status(&self) -> Result<Vec<GroupStatus>, MemberError> {
+        match Groups::open_read_only(&self.groups_dir())? {
+            Some(groups) => groups.status(),
             None => Ok(Vec::new()),
         }
     }
@@ -140,9 +186,17 @@ impl Groups {
             source,
         })?;
         let database = Database::open(&dir.join(FILE_NAME), &SCHEMA, mode & 0o666)?;
-        Ok(Self {
+        let boot = boot()?;
+        let mirror = Mirror::open(dir, mode & 0o666, boot).map_err(failed)?;
+        let groups = Self {
+            dir: dir.to_owned(),
+            mode,
+            boot,
             database: Mutex::new(database),
-        })
+            mirror: Some(Mutex::new(mirror)),
+        };
+        groups.follow_all()?;
+        Ok(groups)
     }
 
     /// Opens `dir` for reading only; `None` where no group has ever committed.
@@ -156,8 +210,60 @@ impl Groups {
             return Ok(None);
         }
         Ok(Some(Self {
+            dir: dir.to_owned(),
+            mode: 0,
+            boot: boot()?,
             database: Mutex::new(Database::open_read_only(&file, &SCHEMA)?),
+            mirror: None,
         }))
+    }
+
+    /// The bell that rings when members or their partitions change, rung once.
+    fn ring(&self) -> teeline_os::Result<Bell> {
+        let bell = Bell::open(&self.dir)?;
+        bell.ring();
+        Ok(bell)
+    }
+
+    fn mirror(&self) -> Option<MutexGuard<'_, Mirror>> {
+        let mirror = self.mirror.as_ref()?;
+        Some(mirror.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether the mirror may lack something.
+    fn is_behind(&self) -> bool {
+        self.mirror().is_some_and(|mirror| mirror.is_behind())
+    }
+
+    /// Brings all of the mirror up to date.
+    fn follow_all(&self) -> Result<(), DatabaseError> {
+        match self.mirror() {
+            Some(mut mirror) => mirror.follow_all(|| self.list()),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings one row of the mirror up to date.
+    fn follow(
+        &self,
+        group: &Name,
+        topic: &Name,
+        partition: Partition,
+    ) -> Result<(), DatabaseError> {
+        let Some(mut mirror) = self.mirror() else {
+            return Ok(());
+        };
+        mirror.follow(|| {
+            self.lock().read("read an offset in", |connection| {
+                connection
+                    .prepare_cached(
+                        "SELECT group_name, topic, partition, generation, next FROM offsets \
+                         WHERE group_name = ?1 AND topic = ?2 AND partition = ?3",
+                    )?
+                    .query_map(params![group.as_str(), topic.as_str(), partition.0], offset)?
+                    .collect()
+            })
+        })
     }
 
     /// What `group` has committed for `partition` of `topic`.
@@ -221,7 +327,10 @@ impl Groups {
                 offered: generation,
                 on_record,
             }))
-        })
+        })?;
+        // It is committed, whatever becomes of its mirror: the next one brings that up to date.
+        drop(self.follow(group, topic, partition));
+        Ok(())
     }
 
     /// Makes the caller the owner of `partition` of `topic` in `group`: returns a generation newer than all before, and
@@ -236,13 +345,15 @@ impl Groups {
         topic: &Name,
         partition: Partition,
     ) -> Result<u64, DatabaseError> {
-        self.lock().write("claim a generation in", |tx| {
+        let claimed = self.lock().write("claim a generation in", |tx| {
             let sql = "INSERT INTO offsets (group_name, topic, partition, generation) VALUES (?1, ?2, ?3, 1) \
                        ON CONFLICT DO UPDATE SET generation = generation + 1";
             tx.prepare_cached(sql)?
                 .execute(params![group.as_str(), topic.as_str(), partition.0])?;
-            Ok(generation_on_record(tx, group, topic, partition)?)
-        })
+            Ok::<_, Abort<DatabaseError>>(generation_on_record(tx, group, topic, partition)?)
+        })?;
+        drop(self.follow(group, topic, partition));
+        Ok(claimed)
     }
 
     /// All partitions of all groups, ordered by group, topic and partition.
@@ -257,15 +368,7 @@ impl Groups {
                     "SELECT group_name, topic, partition, generation, next FROM offsets \
                      ORDER BY group_name, topic, partition",
                 )?
-                .query_map([], |row| {
-                    Ok(GroupOffset {
-                        group: name(row, 0)?,
-                        topic: name(row, 1)?,
-                        partition: Partition(row.get(2)?),
-                        generation: row.get(3)?,
-                        next: row.get::<_, Option<u64>>(4)?.map(Offset),
-                    })
-                })?
+                .query_map([], offset)?
                 .collect()
         })
     }
@@ -287,6 +390,45 @@ fn generation_on_record(
             "SELECT generation FROM offsets WHERE group_name = ?1 AND topic = ?2 AND partition = ?3",
         )?
         .query_row(params![group.as_str(), topic.as_str(), partition.0], |row| row.get(0))
+}
+
+fn offset(row: &Row<'_>) -> rusqlite::Result<GroupOffset> {
+    Ok(GroupOffset {
+        group: name(row, 0)?,
+        topic: name(row, 1)?,
+        partition: Partition(row.get(2)?),
+        generation: row.get(3)?,
+        next: row.get::<_, Option<u64>>(4)?.map(Offset),
+    })
+}
+
+/// Whether a database that is only to be read cannot be, because its files beside it would have to be made or mended.
+fn needs_to_write(error: &DatabaseError) -> bool {
+    let DatabaseError::Failed { source, .. } = error else {
+        return false;
+    };
+    matches!(
+        source.sqlite_error_code(),
+        Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied)
+    )
+}
+
+/// A number that stands for this boot of the system.
+fn boot() -> Result<u64, DatabaseError> {
+    match DiskStorage::new() {
+        Ok(storage) => Ok(storage.boot()),
+        Err(error) => Err(DatabaseError::Create {
+            source: io::Error::new(error.kind, error.to_string()),
+            path: error.path,
+        }),
+    }
+}
+
+fn failed(error: teeline_os::Error) -> DatabaseError {
+    DatabaseError::Create {
+        path: error.path,
+        source: error.source,
+    }
 }
 
 fn name(row: &Row<'_>, column: usize) -> rusqlite::Result<Name> {

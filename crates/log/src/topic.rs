@@ -279,6 +279,20 @@ impl Topic {
         Ok(self.to_read(partition)?.ends()?.1)
     }
 
+    /// How many records a reader that reads `next` next is behind, of those that it may see; one that never read stands at
+    /// the start.
+    ///
+    /// # Errors
+    /// When the partition cannot be read.
+    pub fn lag(&self, partition: Number, next: Option<Offset>) -> Result<u64, ReadError> {
+        let next = match next {
+            Some(next) => next,
+            None => self.start(partition)?,
+        };
+        let end = self.high_watermark(partition)?;
+        Ok(end.0.saturating_sub(next.0))
+    }
+
     /// End of what is synced: records below it survive a power cut.
     ///
     /// # Errors

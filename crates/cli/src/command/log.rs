@@ -3,6 +3,7 @@
 
 pub(crate) mod change;
 mod dump;
+mod groups;
 
 use std::{
     collections::BTreeMap,
@@ -50,7 +51,7 @@ pub(crate) enum LogVerb {
         #[arg(long, short)]
         follow: bool,
     },
-    /// List the consumer groups, and for each what it reads and how far behind it is.
+    /// List the consumer groups: what each reads and how far behind it is, its members, and who reads which partition.
     Groups {
         /// The log's directory.
         root: PathBuf,
@@ -131,7 +132,7 @@ impl LogVerb {
                 let names = source_names(&log)?;
                 read(&mut readers, None, follow, &mut Printer { out, names })
             }
-            Self::Groups { root } => groups(&open(&root)?, out),
+            Self::Groups { root } => groups::list(&open(&root)?, out),
             Self::Topics { root } => topics(&open(&root)?, out),
             Self::Read {
                 root,
@@ -505,62 +506,13 @@ fn offsets(log: &Log, group: Option<&Name>, out: &mut Output) -> Result<Answer, 
 /// The readable end of a partition, and how many records a group is behind it.
 fn lag(log: &Log, offset: &GroupOffset) -> Result<(Offset, u64), Failure> {
     let topic = log.topic(&offset.topic).map_err(Failure::new)?;
-    let start = topic.start(offset.partition).map_err(Failure::new)?;
     let end = topic
         .high_watermark(offset.partition)
         .map_err(Failure::new)?;
-    let lag = end.0.saturating_sub(offset.next.unwrap_or(start).0);
+    let lag = topic
+        .lag(offset.partition, offset.next)
+        .map_err(Failure::new)?;
     Ok((end, lag))
-}
-
-#[derive(Serialize, Default)]
-struct GroupLine {
-    group: String,
-    topics: Vec<String>,
-    partitions: u64,
-    /// The newest generation of any of its partitions.
-    generation: u64,
-    lag_records: u64,
-}
-
-fn groups(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
-    let mut groups: BTreeMap<String, GroupLine> = BTreeMap::new();
-    for offset in log.group_offsets().map_err(Failure::new)? {
-        let (_, lag) = lag(log, &offset)?;
-        let name = offset.group.to_string();
-        let group = groups.entry(name.clone()).or_insert_with(|| GroupLine {
-            group: name,
-            ..GroupLine::default()
-        });
-        let topic = offset.topic.to_string();
-        if !group.topics.contains(&topic) {
-            group.topics.push(topic);
-        }
-        group.partitions += 1;
-        group.generation = group.generation.max(offset.generation);
-        group.lag_records += lag;
-    }
-    let mut rows = Vec::new();
-    for group in groups.into_values() {
-        if out.is_json() {
-            out.object(&group)?;
-        } else {
-            rows.push(vec![
-                group.group,
-                group.topics.join(","),
-                group.partitions.to_string(),
-                group.generation.to_string(),
-                group.lag_records.to_string(),
-            ]);
-        }
-    }
-    if !out.is_json() {
-        out.table(
-            &["group", "topics", "partitions", "generation", "lag"],
-            &rows,
-        )?;
-    }
-    Ok(Answer::Fine)
 }
 
 #[derive(Serialize)]

@@ -1,0 +1,303 @@
+//! Coming, going, dying, freezing: one change at a time.
+
+use std::{collections::BTreeSet, fs, time::Duration};
+
+use teeline_core::{Offset, Partition};
+use teeline_log::groups::{CommitError, MemberError, MemberOptions, Strategy};
+
+use super::world::{FROZEN_AFTER, HEARTBEAT, World, create, held, name, settle, sizes};
+
+#[test]
+fn eight_partitions_are_shared_by_three_members_as_three_three_and_two() {
+    for strategy in [Strategy::Range, Strategy::Sticky] {
+        let world = World::new(&[("fills", 8)]);
+        let options = || MemberOptions {
+            strategy,
+            ..world.options()
+        };
+        let join = || world.join_with(&["fills"], options()).unwrap();
+        let mut members = vec![join(), join(), join()];
+        world.quiet(&mut members);
+        assert_eq!(sizes(&members), [3, 3, 2], "{strategy}");
+        let all: BTreeSet<_> = members.iter().flat_map(held).collect();
+        assert_eq!(all.len(), 8, "each has one owner");
+    }
+}
+
+#[test]
+fn a_partition_goes_over_only_when_its_owner_gives_it_back() {
+    let world = World::new(&[("fills", 2)]);
+    let mut one = world.join(&["fills"]);
+    assert_eq!(one.poll().unwrap().assigned.len(), 2);
+    let mut two = world.join(&["fills"]);
+    assert_eq!(two.poll().unwrap(), Default::default());
+    one.beat().unwrap();
+    let revoked = one.poll().unwrap().revoked;
+    let [given] = &revoked[..] else {
+        panic!("{revoked:?}");
+    };
+    // It is still its own, however long that takes.
+    for _ in 0..30 {
+        world.clock.turn(HEARTBEAT);
+        one.beat().unwrap();
+        two.beat().unwrap();
+        assert!(two.poll().unwrap().is_empty());
+    }
+    one.commit(&given.topic, given.partition, Offset(7))
+        .unwrap();
+    one.release(&revoked).unwrap();
+    two.beat().unwrap();
+    let assigned = two.poll().unwrap().assigned;
+    assert_eq!(assigned.len(), 1);
+    assert_eq!(assigned[0].partition, given.partition);
+    assert!(assigned[0].generation > given.generation);
+    let committed = two
+        .groups()
+        .committed(&name("g"), &given.topic, given.partition)
+        .unwrap();
+    assert_eq!(committed.unwrap().next, Offset(7));
+    let late = one.commit(&given.topic, given.partition, Offset(9));
+    assert!(matches!(late, Err(CommitError::Fenced { .. })), "{late:?}");
+}
+
+#[test]
+fn who_leaves_hands_over_at_once_and_who_dies_is_noticed_at_the_next_heartbeat() {
+    let world = World::new(&[("fills", 8)]);
+    let mut members = vec![
+        world.join(&["fills"]),
+        world.join(&["fills"]),
+        world.join(&["fills"]),
+    ];
+    world.quiet(&mut members);
+    members.remove(0).leave().unwrap();
+    for member in &mut members {
+        member.beat().unwrap();
+        settle(member);
+    }
+    assert_eq!(sizes(&members), [4, 4]);
+    drop(members.remove(0)); // as if killed: its lock is free
+    world.turn(&mut members);
+    assert_eq!(sizes(&members), [8]);
+    let left = fs::read_dir(world.root.join("groups/members")).unwrap();
+    assert_eq!(left.count(), 1, "files of those who are gone stayed");
+}
+
+/// HAZARDS GD-01: who was taken for frozen and goes on commits nothing, neither back nor ahead, and is told.
+#[test]
+fn a_member_that_freezes_loses_its_partitions_and_is_fenced_when_it_goes_on() {
+    let world = World::new(&[("fills", 1)]);
+    let mut frozen = world.join(&["fills"]);
+    let [held] = &frozen.poll().unwrap().assigned[..] else {
+        panic!("one partition");
+    };
+    let (topic, partition) = (held.topic.clone(), held.partition);
+    frozen.commit(&topic, partition, Offset(100)).unwrap();
+    let mut others = vec![world.join(&["fills"])];
+    let beats = u32::try_from(FROZEN_AFTER.as_nanos() / HEARTBEAT.as_nanos()).unwrap();
+    for _ in 0..beats {
+        world.turn(&mut others);
+        assert_eq!(sizes(&others), [0], "not yet");
+    }
+    world.turn(&mut others);
+    assert_eq!(sizes(&others), [1]);
+    others[0].commit(&topic, partition, Offset(200)).unwrap();
+
+    for next in [120, 300] {
+        let late = frozen.commit(&topic, partition, Offset(next));
+        assert!(matches!(late, Err(CommitError::Fenced { .. })), "{late:?}");
+    }
+    frozen.beat().unwrap();
+    let changes = frozen.poll().unwrap();
+    assert_eq!((changes.lost.len(), changes.assigned.len()), (1, 0));
+    assert!(matches!(frozen.poll(), Err(MemberError::Fenced { .. })));
+    let committed = frozen.groups().committed(&name("g"), &topic, partition);
+    assert_eq!(committed.unwrap().unwrap().next, Offset(200));
+}
+
+#[test]
+fn an_observer_that_was_stopped_itself_does_not_take_the_others_for_frozen() {
+    let world = World::new(&[("fills", 4)]);
+    let mut members = vec![world.join(&["fills"]), world.join(&["fills"])];
+    world.quiet(&mut members);
+    // The clock jumps by an hour, in which neither of them ran.
+    world.clock.turn(Duration::from_secs(3_599));
+    members[0].beat().unwrap();
+    members[0].beat().unwrap();
+    members[1].beat().unwrap();
+    assert_eq!(members[0].poll().unwrap(), Default::default());
+    assert_eq!(sizes(&members), [2, 2]);
+}
+
+#[test]
+fn who_does_not_poll_for_too_long_falls_silent_and_is_taken_out() {
+    let world = World::new(&[("fills", 2)]);
+    let options = MemberOptions {
+        poll_within: Duration::from_secs(5),
+        ..world.options()
+    };
+    let stalled = world.join_with(&["fills"], options).unwrap();
+    let mut others = vec![world.join(&["fills"])];
+    // Five seconds without a poll, and one of silence.
+    for tenth in 0..60 {
+        stalled.beat().unwrap();
+        world.turn(&mut others);
+        assert_eq!(sizes(&others), [0], "after {tenth} heartbeats");
+    }
+    for _ in 0..2 {
+        stalled.beat().unwrap();
+        world.turn(&mut others);
+    }
+    assert_eq!(sizes(&others), [2]);
+}
+
+#[test]
+fn several_topics_are_shared_among_those_who_read_them() {
+    let world = World::new(&[("fills", 4), ("orders", 4), ("audit", 1)]);
+    let mut members = vec![
+        world.join(&["fills"]),
+        world.join(&["fills", "orders"]),
+        world.join(&["orders", "audit"]),
+    ];
+    world.quiet(&mut members);
+    assert_eq!(sizes(&members), [3, 3, 3]);
+    for (member, topics) in
+        members
+            .iter()
+            .zip([&["fills"][..], &["fills", "orders"], &["orders", "audit"]])
+    {
+        for (topic, _) in held(member) {
+            assert!(topics.contains(&topic.as_str()));
+        }
+    }
+}
+
+#[test]
+fn members_that_would_share_out_differently_are_refused_until_the_others_are_gone() {
+    let world = World::new(&[("fills", 2)]);
+    let first = world.join(&["fills"]);
+    let range = || MemberOptions {
+        strategy: Strategy::Range,
+        ..world.options()
+    };
+    let refused = world.join_with(&["fills"], range()).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "the members of group g share out by the strategy sticky, not range: take theirs, or end them first"
+    );
+    drop(first);
+    let mut second = world.join_with(&["fills"], range()).unwrap();
+    assert_eq!(
+        second.poll().unwrap().assigned.len(),
+        2,
+        "the dead do not count"
+    );
+}
+
+#[test]
+fn options_and_topics_that_make_no_sense_are_refused() {
+    let world = World::new(&[("fills", 2)]);
+    let short = MemberOptions {
+        frozen_after: HEARTBEAT,
+        ..world.options()
+    };
+    for (topics, options) in [(&["fills"][..], short), (&[], world.options())] {
+        let refused = world.join_with(topics, options);
+        assert!(matches!(refused, Err(MemberError::Invalid { .. })));
+    }
+    let refused = world.join_with(&["nothing"], world.options());
+    assert!(matches!(refused, Err(MemberError::Topic(_))));
+    let mut member = world.join(&["fills"]);
+    assert_eq!(
+        member.poll().unwrap().assigned.len(),
+        2,
+        "nobody half-joined"
+    );
+}
+
+/// An older copy of the database gives numbers again, of which files may be left.
+#[test]
+fn a_number_that_was_given_before_is_passed_over() {
+    let world = World::new(&[("fills", 2)]);
+    let first = world.join(&["fills"]);
+    let taken = world
+        .root
+        .join("groups/members")
+        .join(format!("g.{}", first.number() + 1));
+    fs::write(&taken, "of nobody").unwrap();
+    let mut second = world.join(&["fills"]);
+    assert!(second.number() > first.number());
+    second.poll().unwrap();
+}
+
+#[test]
+fn a_member_whose_file_was_removed_is_taken_out_and_told() {
+    let world = World::new(&[("fills", 2)]);
+    let mut robbed = world.join(&["fills"]);
+    robbed.poll().unwrap();
+    let file = format!("groups/members/g.{}", robbed.number());
+    fs::remove_file(world.root.join(file)).unwrap();
+    let mut others = vec![world.join(&["fills"])];
+    world.turn(&mut others);
+    assert_eq!(sizes(&others), [2]);
+    robbed.beat().unwrap();
+    assert_eq!(robbed.poll().unwrap().lost.len(), 2);
+    let error = robbed.poll().unwrap_err().to_string();
+    assert!(error.contains("was taken out"), "{error}");
+}
+
+#[test]
+fn a_single_reader_that_takes_over_fences_the_members() {
+    let world = World::new(&[("fills", 1)]);
+    let mut member = world.join(&["fills"]);
+    let held = member.poll().unwrap().assigned.remove(0);
+    let groups = world.log.groups().unwrap();
+    let claimed = groups
+        .claim_generation(&name("g"), &held.topic, held.partition)
+        .unwrap();
+    assert!(claimed > held.generation);
+    let fenced = member.commit(&held.topic, held.partition, Offset(1));
+    assert!(matches!(fenced, Err(CommitError::Fenced { .. })));
+    // The next member fences it in turn.
+    member.leave().unwrap();
+    let mut next = world.join(&["fills"]);
+    let held = next.poll().unwrap().assigned.remove(0);
+    assert!(held.generation > claimed);
+    next.commit(&held.topic, held.partition, Offset(1)).unwrap();
+}
+
+#[test]
+fn the_status_names_members_and_owners_and_the_lag_is_counted() {
+    let world = World::new(&[("fills", 3)]);
+    let options = MemberOptions {
+        label: "positions on host a".to_owned(),
+        ..world.options()
+    };
+    let mut member = world.join_with(&["fills"], options).unwrap();
+    let generation = member.poll().unwrap().assigned[0].generation;
+    let status = world.log.group_status().unwrap().remove(0);
+    assert_eq!(status.generation, generation);
+    assert_eq!(status.strategy, Strategy::Sticky);
+    let seen = &status.members[0];
+    assert_eq!(seen.label, "positions on host a");
+    assert_eq!(seen.pid, Some(std::process::id()));
+    assert!(seen.is_alive && seen.heartbeat_age.is_some());
+    assert_eq!(seen.topics, [name("fills")]);
+    let owners: Vec<_> = status.partitions.iter().map(|row| row.owner).collect();
+    assert_eq!(owners, [Some(member.number()); 3]);
+    let lag: Vec<_> = member.lag().unwrap().into_iter().map(|row| row.1).collect();
+    assert_eq!(lag, [0, 0, 0]);
+    drop(member);
+    assert!(!world.log.group_status().unwrap()[0].members[0].is_alive);
+}
+
+#[test]
+fn a_topic_made_later_is_read_by_whoever_joins_for_it() {
+    let world = World::new(&[("fills", 2)]);
+    let mut members = vec![world.join(&["fills"])];
+    world.quiet(&mut members);
+    create(&world.log, "orders", 3);
+    members.push(world.join(&["fills", "orders"]));
+    world.quiet(&mut members);
+    assert_eq!(sizes(&members), [2, 3]);
+    assert_eq!(members[1].held().next().unwrap().partition, Partition(0));
+}
