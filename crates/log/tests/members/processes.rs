@@ -55,6 +55,8 @@ pub(crate) fn run(role: &str) {
     }
     let log = open(&root);
     let mut member = log.join(&name("g"), [name("fills")], options()).unwrap();
+    // What it has from the start, it knows of before anybody hears of it.
+    member.poll().unwrap();
     child::say(format!("joined {}", member.number()));
     let commits = std::env::var_os(COMMITS).is_some();
     let mut next = 0;
