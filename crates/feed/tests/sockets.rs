@@ -365,6 +365,7 @@ fn kernel_drops(subscription: &mut Subscription<UdpTransport>) -> u64 {
         .next()
         .unwrap()
         .kernel_drops
+        .expect("the kernel tells")
 }
 
 /// HAZARDS MC-08

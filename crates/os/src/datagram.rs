@@ -2,6 +2,9 @@
 //! offload and receive coalescing, and what the kernel tells beside a datagram.
 //!
 //! Each of these is asked for once, and an error says that this system does not have it. Nobody has to have any of it.
+//!
+//! All of it goes through the C library, as the standard library's sockets do: there a stack that goes around the kernel puts
+//! itself in front of the calls, and of its sockets the kernel knows nothing.
 #![expect(
     unsafe_code,
     reason = "control messages and these socket options have no safe wrapper"
@@ -13,6 +16,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6},
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     ptr,
+    time::Duration,
 };
 
 use libc::{c_int, c_void};
@@ -145,6 +149,43 @@ pub fn dropped(socket: impl AsFd) -> io::Result<u32> {
         0 if length as usize > AT * size_of::<u32>() => Ok(words[AT]),
         0 => Err(io::ErrorKind::Unsupported.into()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Waits until something can be received on one of `sockets`, for `timeout` at most, and for less when a signal comes.
+///
+/// # Errors
+/// When waiting is not possible.
+pub fn wait_for_any<'a>(
+    sockets: impl IntoIterator<Item = BorrowedFd<'a>>,
+    timeout: Duration,
+) -> io::Result<()> {
+    let watched = |socket: BorrowedFd<'_>| libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut watched: Vec<_> = sockets.into_iter().map(watched).collect();
+    let timeout = libc::timespec {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    // SAFETY: `watched` has as many elements as are said, which the kernel may write to, `timeout` outlives the call, and no
+    // signals are masked.
+    let found = unsafe {
+        libc::ppoll(
+            watched.as_mut_ptr(),
+            watched.len() as libc::nfds_t,
+            &raw const timeout,
+            ptr::null(),
+        )
+    };
+    if found >= 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+        error => Err(error),
     }
 }
 
@@ -470,6 +511,20 @@ mod tests {
 
     fn dropped_after(socket: &UdpSocket) -> u64 {
         dropped(socket).unwrap().into()
+    }
+
+    #[test]
+    fn one_of_several_sockets_ends_the_wait_and_so_does_time() {
+        let (sender, receiver) = pair();
+        let (_, other) = pair();
+        let both = [other.as_fd(), receiver.as_fd()];
+        wait_for_any(both, Duration::from_millis(1)).unwrap();
+        receiver.set_nonblocking(true).unwrap();
+        assert!(Inbox::default().receive(&receiver).is_err());
+        sender.send(b"x").unwrap();
+        // Ends, or the test does not.
+        wait_for_any(both, Duration::MAX).unwrap();
+        assert_eq!(Inbox::default().receive(&receiver).unwrap().bytes, b"x");
     }
 
     #[test]

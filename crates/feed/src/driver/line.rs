@@ -84,8 +84,8 @@ pub struct LineSocketStats {
     /// Whether the kernel says when packets came in.
     pub timestamps: bool,
     /// Buffers that the kernel dropped since the socket was opened, for want of room. One may hold many packets, where the
-    /// system joins them: how many messages are missing, only their numbers say.
-    pub kernel_drops: u64,
+    /// system joins them: how many messages are missing, only their numbers say. `None` where the system does not tell.
+    pub kernel_drops: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -95,8 +95,8 @@ pub(super) struct LineSocket {
     buffer: Buffer,
     offload: bool,
     timestamps: bool,
-    /// What the kernel said with the latest packet, where it does not say it otherwise.
-    dropped: u32,
+    /// What the kernel said with the latest packet, where it does not say it otherwise; `None` where it says nothing.
+    dropped: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -200,7 +200,9 @@ impl LineSocket {
         line.timestamps =
             options.timestamps && datagram::set_timestamps(&line.socket, true).is_ok();
         // Told with packets, and only after there was one. Where it is not, `stats` asks.
-        let _asked_for = datagram::set_drop_counts(&line.socket, true).is_ok();
+        line.dropped = datagram::set_drop_counts(&line.socket, true)
+            .map(|()| 0)
+            .ok();
         Ok(line)
     }
 
@@ -237,17 +239,17 @@ impl LineSocket {
             buffer,
             offload,
             timestamps: false,
-            dropped: 0,
+            dropped: Some(0),
         })
     }
 
     pub(super) fn stats(&self) -> LineSocketStats {
-        let dropped = datagram::dropped(&self.socket).unwrap_or(self.dropped);
+        let dropped = datagram::dropped(&self.socket).ok().or(self.dropped);
         LineSocketStats {
             buffer: self.buffer,
             offload: self.offload,
             timestamps: self.timestamps,
-            kernel_drops: dropped.into(),
+            kernel_drops: dropped.map(u64::from),
         }
     }
 
@@ -283,9 +285,7 @@ impl LineSocket {
         each: &mut dyn FnMut(Arrival<'_>),
     ) -> io::Result<usize> {
         let received = inbox.receive(&self.socket)?;
-        if let Some(dropped) = received.dropped {
-            self.dropped = dropped;
-        }
+        self.dropped = received.dropped.or(self.dropped);
         let mut packets = 0;
         for bytes in received.datagrams() {
             packets += 1;

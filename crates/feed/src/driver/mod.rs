@@ -1,7 +1,12 @@
 //! A transport over UDP sockets. The only folder of this crate that knows sockets.
 //!
 //! It takes what the system has: many datagrams per call where the system cuts sends and joins receives, one where it does
-//! not, as under a stack that goes around the kernel and takes the usual calls alone. Nobody above it sees a difference.
+//! not, as under a stack that goes around the kernel and takes the usual calls alone. Nobody above it sees a difference but
+//! in [`LineSocketStats`].
+//!
+//! Every call on a socket goes through the C library, so that such a stack can be preloaded. It has to know: `socket`, `bind`,
+//! `connect`, `getsockname`, `setsockopt`, `getsockopt`, `ioctl` or `fcntl` (sockets never block), `send`, `sendto`, `recvmsg`,
+//! `ppoll` (not for those who spin), `close`; and `sendmsg` where it says that it cuts sends.
 
 mod interface;
 mod line;
@@ -9,14 +14,11 @@ mod line;
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    os::fd::AsFd,
     time::Duration,
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
-};
-use teeline_os::datagram::Inbox;
+use teeline_os::datagram::{self, Inbox};
 
 pub use interface::{Interface, own_subnets};
 pub use line::{Buffer, LineOptions, LineSocketStats};
@@ -239,18 +241,8 @@ impl Transport for UdpTransport {
     fn wait(&mut self, timeout: Duration) -> io::Result<()> {
         let receiving = |line: &&LineSocket| line.role == Role::Receives;
         let sockets = self.lines.iter().filter(receiving).map(|line| &line.socket);
-        let mut watched: Vec<PollFd<'_>> = sockets
-            .chain(&self.unicast)
-            .map(|socket| PollFd::new(socket, PollFlags::IN))
-            .collect();
-        let timeout = Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        match poll(&mut watched, Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        let sockets = sockets.chain(&self.unicast).map(AsFd::as_fd);
+        datagram::wait_for_any(sockets, timeout)
     }
 }
 

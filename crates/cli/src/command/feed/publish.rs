@@ -19,7 +19,7 @@ use teeline_sync::atomic::{AtomicBool, Ordering};
 use super::{
     file,
     pace::{Pace, Schedule},
-    sockets::{SendArgs, complain_of_buffers, nap, retransmit_server},
+    sockets::{SendArgs, complain_of_sockets, nap, retransmit_server},
 };
 use crate::{
     command::signals::{STOP, stop_on_signals},
@@ -83,9 +83,9 @@ impl PublishArgs {
         let stop = stop_on_signals(&STOP)?;
         let mut itch = file::open_itch(&self.itch)?;
         let state = StateDir::open_or_default(self.state.as_deref()).map_err(Failure::new)?;
-        let transport = UdpTransport::sender(&self.lines.options(), self.requests);
-        let transport = transport.map_err(Failure::new)?;
-        complain_of_buffers(&transport);
+        let lines = self.lines.options();
+        let transport = UdpTransport::sender(&lines, self.requests).map_err(Failure::new)?;
+        complain_of_sockets(&transport, &lines);
         let numbering = Numbering::begin(&state, &self.source, &SystemClock, None);
         let numbering = numbering.map_err(Failure::new)?;
         let packet_bytes_max = usize::from(self.packet_bytes);

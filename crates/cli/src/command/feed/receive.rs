@@ -12,7 +12,11 @@ use teeline_feed::{
 use teeline_os::SystemClock;
 use teeline_sync::atomic::Ordering;
 
-use super::{event, file, live::LiveLine, sockets::SubscribeArgs};
+use super::{
+    event, file,
+    live::LiveLine,
+    sockets::{SubscribeArgs, told},
+};
 use crate::{
     command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output},
@@ -84,7 +88,8 @@ struct LineSummary {
     malformed: u64,
     wrong_session: u64,
     beyond_window: u64,
-    kernel_drops: u64,
+    /// `null` where the system does not tell.
+    kernel_drops: Option<u64>,
     lag_ns_max: u64,
     buffer_bytes: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -193,7 +198,7 @@ fn summary(
                 line.packets,
                 line.messages,
                 line.first_copies,
-                line.kernel_drops,
+                told(line.kernel_drops),
                 line.malformed,
                 line.wrong_session
             ))?;

@@ -15,7 +15,7 @@ use teeline_sync::atomic::Ordering;
 
 use super::{
     file,
-    sockets::{ListenArgs, complain_of_buffers, nap},
+    sockets::{ListenArgs, complain_of_sockets, nap, told},
 };
 use crate::{
     command::signals::{STOP, stop_on_signals},
@@ -39,7 +39,8 @@ pub(crate) struct RecordArgs {
 #[derive(Serialize)]
 struct RecordedLine {
     packets: u64,
-    kernel_drops: u64,
+    /// `null` where the system does not tell.
+    kernel_drops: Option<u64>,
 }
 
 impl RecordArgs {
@@ -51,7 +52,7 @@ impl RecordArgs {
             (line.timestamps, line.offload) = (true, false);
         }
         let mut transport = UdpTransport::receiver(&lines, None).map_err(Failure::new)?;
-        complain_of_buffers(&transport);
+        complain_of_sockets(&transport, &lines);
         let unwritable = |error| file::unwritable(&self.capture, &error);
         let mut capture = PcapWriter::new(file::create(&self.capture)?, Resolution::Nanoseconds)
             .map_err(unwritable)?;
@@ -89,10 +90,11 @@ impl RecordArgs {
         } else {
             out.line(format_args!(
                 "{} packets recorded, {} dropped by the kernel",
-                line.packets, line.kernel_drops
+                line.packets,
+                told(line.kernel_drops)
             ))?;
         }
-        Ok(if line.kernel_drops == 0 {
+        Ok(if line.kernel_drops.unwrap_or(0) == 0 {
             Answer::Fine
         } else {
             Answer::No

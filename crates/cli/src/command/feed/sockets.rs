@@ -133,18 +133,38 @@ impl ListenArgs {
     }
 }
 
-/// Prints which lines have a smaller buffer than was asked for, so that a burst may be dropped.
-pub(super) fn complain_of_buffers(transport: &UdpTransport) {
-    for (at, line) in transport.lines().enumerate() {
+/// Prints what the system does not give to lines that were to be set up as `asked`: buffers, so that a burst may be dropped,
+/// and what is done without.
+pub(super) fn complain_of_sockets(transport: &UdpTransport, asked: &[LineOptions]) {
+    for (at, (line, asked)) in transport.lines().zip(asked).enumerate() {
+        let say = |what: &dyn std::fmt::Display| complain(&format_args!("line {at}: {what}"));
         if let Some(asked) = line.buffer.asked
             && line.buffer.granted < asked
         {
-            complain(&format_args!(
-                "line {at}: the kernel gives a buffer of {} bytes where {asked} were asked for",
+            say(&format_args!(
+                "the kernel gives a buffer of {} bytes where {asked} were asked for",
                 line.buffer.granted
             ));
         }
+        if asked.offload && !line.offload {
+            say(
+                &"packets go one by one, since the system neither cuts sends nor joins receives here",
+            );
+        }
+        if asked.timestamps && !line.timestamps {
+            say(
+                &"the system does not say when packets come in: the times are those at which they were taken",
+            );
+        }
+        if line.kernel_drops.is_none() {
+            say(&"the system does not say what it drops for want of room: only numbers tell");
+        }
     }
+}
+
+/// A count that the system may not tell.
+pub(super) fn told(count: Option<u64>) -> String {
+    count.map_or_else(|| "an unknown number".to_owned(), |count| count.to_string())
 }
 
 impl LinesArgs {
@@ -198,9 +218,9 @@ impl SubscribeArgs {
         over: Vec<Session>,
     ) -> Result<Subscription<UdpTransport>, Failure> {
         let requests = (!self.servers.is_empty()).then(|| any_address(self.lines.is_ipv6()));
-        let transport = UdpTransport::receiver(&self.lines.options(), requests);
-        let transport = transport.map_err(Failure::new)?;
-        complain_of_buffers(&transport);
+        let lines = self.lines.options();
+        let transport = UdpTransport::receiver(&lines, requests).map_err(Failure::new)?;
+        complain_of_sockets(&transport, &lines);
         let receiver = Receiver::new(ReceiverOptions {
             lines: self.lines.len(),
             servers: self.servers.len(),
