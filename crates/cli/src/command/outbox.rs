@@ -29,7 +29,7 @@ pub(crate) struct Where {
     /// SQLite database of the application.
     #[arg(long, value_name = "FILE")]
     db: Option<PathBuf>,
-    /// PostgreSQL database of the application, as a connection string.
+    /// PostgreSQL database of the application, as a connection string; `sslmode` and `sslrootcert` encrypt it.
     #[arg(long, value_name = "CONNECTION")]
     postgres: Option<String>,
 }

@@ -3,6 +3,13 @@
 //! The tables are those of SQLite with PostgreSQL's types; make a schema of its own for each group and name it in the
 //! connection string (`options=-csearch_path=positions`) where several groups share a database. Commits are as durable
 //! as the server is told to make them: `synchronous_commit = off` breaks the promise, and is refused.
+//!
+//! A connection is encrypted where its string says so: `sslmode=verify-full` with `sslrootcert=FILE` (PEM, several
+//! authorities are fine, such as those of the system) checks that the server is the one it is called; `verify-ca` and
+//! `require` take any name; `sslrootcert` alone means `verify-full`. Without either nothing is encrypted: `prefer`, which
+//! would encrypt to whoever answers, is taken for `disable`.
+
+mod tls;
 
 use std::{error::Error, fmt};
 
@@ -12,6 +19,7 @@ use postgres::{
 };
 use teeline_core::SourceId;
 use teeline_log::LogId;
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::{
     Abort, AtomicStore, Database, Schema, StoreError,
@@ -30,6 +38,7 @@ CREATE TABLE teeline_kinds (
 /// A connection to one database of a server. A connection that was lost is made again at the next transaction.
 pub struct Postgres {
     config: Config,
+    tls: Option<MakeRustlsConnect>,
     client: Client,
 }
 
@@ -58,13 +67,15 @@ impl Postgres {
     ///
     /// [`StoreError::Server`].
     pub fn connect(connection: &str) -> Result<Self, StoreError> {
-        let config: Config = connection
-            .parse()
+        let (config, tls) = tls::read(connection)
             .map_err(|source| failed("connect to", "PostgreSQL".to_owned(), source))?;
-        let client = config
-            .connect(NoTls)
+        let client = connect(&config, tls.as_ref())
             .map_err(|source| failed("connect to", name(&config), source))?;
-        let mut database = Self { config, client };
+        let mut database = Self {
+            config,
+            tls,
+            client,
+        };
         database.refuse_forgetful()?;
         Ok(database)
     }
@@ -125,7 +136,7 @@ impl Postgres {
 
     fn transaction(&mut self) -> Result<Transaction<'_>, postgres::Error> {
         if self.client.is_closed() {
-            self.client = self.config.connect(NoTls)?;
+            self.client = connect(&self.config, self.tls.as_ref())?;
         }
         // Each statement sees what was committed before it: waiting for a row that another owner holds, and then
         // reading what that one left, is what fencing needs.
@@ -133,6 +144,13 @@ impl Postgres {
             .build_transaction()
             .isolation_level(IsolationLevel::ReadCommitted)
             .start()
+    }
+}
+
+fn connect(config: &Config, tls: Option<&MakeRustlsConnect>) -> Result<Client, postgres::Error> {
+    match tls {
+        Some(tls) => config.connect(tls.clone()),
+        None => config.connect(NoTls),
     }
 }
 
@@ -188,11 +206,11 @@ impl Database for Postgres {
     }
 }
 
-fn failed(operation: &'static str, server: String, source: postgres::Error) -> StoreError {
+fn failed(operation: &'static str, server: String, source: impl Into<Failure>) -> StoreError {
     StoreError::Server {
         operation,
         server,
-        source: Box::new(source),
+        source: source.into(),
     }
 }
 
