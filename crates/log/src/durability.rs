@@ -8,7 +8,7 @@ use std::{fmt, time::Duration};
 /// |---|---|---|---|
 /// | [`SyncEachBatch`](Self::SyncEachBatch) | nothing that was answered | nothing that was answered | what is synced |
 /// | [`SyncEvery`](Self::SyncEvery) | nothing that was written | what was answered in the last interval | what is written |
-/// | [`LeaveToOs`](Self::LeaveToOs) | nothing that was written | up to 16 MiB and one batch | what is written |
+/// | [`LeaveToOs`](Self::LeaveToOs) | nothing that was written | up to 32 MiB | what is written |
 ///
 /// What a power cut took of what had been answered is told by a `Lost` record, and its offsets are not given again. A
 /// process that is killed in an append has stored the batch or nothing of it, and was not told; append it again.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use teeline_core::{Offset, Partition, Sequence};
 use teeline_log::{
-    Durability, Log, NewRecord, ReadError, Succession, TopicConfig,
+    Durability, Log, LogOptions, NewRecord, ReadError, Succession, TopicConfig,
     format::{snapshot, state::State},
 };
 use world::{Crash, EPOCH, ROOT, World, options, source, topic_name};
@@ -96,6 +96,44 @@ fn the_older_snapshot_is_never_further_back_than_32_mib() {
         let oldest = cursors.map(|cursor| u64::from(cursor.file_pos)).min();
         let end = number * 8 * MIB;
         assert!(end <= oldest.unwrap() + 32 * MIB, "{oldest:?} of {end}");
+    }
+}
+
+/// The same on a real disk, where recovery points are taken by a thread aside while the log goes on.
+#[test]
+fn the_older_snapshot_stays_within_32_mib_while_the_next_is_taken_aside() {
+    const BATCH_BYTES: usize = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::create(
+        dir.path().join("log"),
+        &LogOptions {
+            any_filesystem: true,
+            ..LogOptions::default()
+        },
+    )
+    .unwrap();
+    let config = TopicConfig {
+        segment_bytes: 128 << 20,
+        ..config(Durability::LeaveToOs)
+    };
+    let topic = log.create_topic(&topic_name(), &config).unwrap();
+    let mut writer = log
+        .writer(&source(0), EPOCH, Succession::AfterDrain)
+        .unwrap();
+    let value = vec![7; BATCH_BYTES - 1024];
+    let partition = dir.path().join("log/fills/0");
+    let mut end = 0;
+    for number in 1..=100 {
+        let record = NewRecord::data(Sequence(number), 1, None, &value);
+        writer.append(&topic, P0, &[record]).unwrap();
+        end += BATCH_BYTES as u64 - 1024 + 128;
+        let cursors = ["a", "b"].map(|slot| {
+            let path = partition.join(format!("producers.snapshot.{slot}"));
+            let bytes = std::fs::read(path).ok()?;
+            Some(u64::from(snapshot::decode(&bytes).unwrap().0.file_pos))
+        });
+        let oldest = cursors.into_iter().flatten().min().unwrap();
+        assert!(end <= oldest + (32 << 20), "{cursors:?} of {end}");
     }
 }
 

@@ -249,8 +249,10 @@ pub struct Place {
 #[derive(Debug, Default)]
 pub struct Builder {
     bytes: Vec<u8>,
-    /// Checksums of the records, in order.
+    /// Checksums of the records in front of `summed`, in order.
     sums: Vec<u32>,
+    /// Up to here the records have their checksums.
+    summed: usize,
     count: u32,
     time_max_ns: u64,
     /// Where the last record with an identity begins.
@@ -263,6 +265,7 @@ impl Builder {
         self.bytes.clear();
         self.bytes.resize(HEADER_BYTES, 0);
         self.sums.clear();
+        self.summed = HEADER_BYTES;
         self.count = 0;
         self.time_max_ns = 0;
         self.last_pos = None;
@@ -276,8 +279,7 @@ impl Builder {
         if record.identity.is_some() {
             self.last_pos = Some(self.bytes.len());
         }
-        let checksum = record.encode(&mut self.bytes);
-        self.sums.push(checksum);
+        record.encode_unsummed(&mut self.bytes);
     }
 
     /// Appends a whole record from another batch, with its offset relative to the new base.
@@ -285,10 +287,20 @@ impl Builder {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(encoded);
         let place = self.bytes.get_mut(start..).unwrap_or_default();
-        self.sums
-            .push(record::set_offset_delta(place, offset_delta));
+        record::set_offset_delta(place, offset_delta);
         self.time_max_ns = self.time_max_ns.max(append_time_ns);
         self.count += 1;
+    }
+
+    /// Gives the records that were pushed their checksums. One after the other they overlap in the processor: each takes
+    /// half as long as it does right behind the record's making, which waits for it.
+    pub fn sum_up(&mut self) {
+        while let Some(rest) = self.bytes.get_mut(self.summed..)
+            && let Some((checksum, length)) = record::sum(rest)
+        {
+            self.sums.push(checksum);
+            self.summed += length;
+        }
     }
 
     /// The record with an identity that was pushed last.
@@ -324,6 +336,7 @@ impl Builder {
     }
 
     fn seal(&mut self, place: &Place, flags: u16, span: u32) -> (&[u8], Header) {
+        self.sum_up();
         let length = self.bytes.len();
         assert!(length <= BATCH_BYTES_MAX, "the caller bounds the batch");
         let head = self

@@ -60,6 +60,16 @@ pub enum Control {
     },
 }
 
+impl Control {
+    /// Its flag, and the range that it states.
+    const fn parts(self) -> (u16, u64, u64) {
+        match self {
+            Self::Gap { first, last } => (CONTROL_GAP, first.0, last.0),
+            Self::Lost { first, last } => (CONTROL_LOST, first.0, last.0),
+        }
+    }
+}
+
 /// What goes into a record.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Fields<'a> {
@@ -97,15 +107,20 @@ impl Fields<'_> {
             .sum()
     }
 
-    /// Bytes that the record takes in a batch, padding included.
-    #[must_use]
-    pub fn encoded_bytes(&self) -> usize {
-        let value = match self.control {
+    /// Bytes that the value takes, or what stands in its place.
+    fn value_bytes(&self) -> usize {
+        match self.control {
             Some(_) => CONTROL_BYTES,
             None if self.tombstone => 0,
             None => self.value.len(),
-        };
-        align8(HEADER_BYTES + self.headers_bytes() + self.key.map_or(0, <[u8]>::len) + value)
+        }
+    }
+
+    /// Bytes that the record takes in a batch, padding included.
+    #[must_use]
+    pub fn encoded_bytes(&self) -> usize {
+        let key = self.key.map_or(0, <[u8]>::len);
+        align8(HEADER_BYTES + self.headers_bytes() + key + self.value_bytes())
     }
 
     /// Appends the record and its padding to `out`, and hands out its checksum.
@@ -114,8 +129,20 @@ impl Fields<'_> {
     /// If headers or record are too long for their length fields; the caller bounds them first.
     pub fn encode(&self, out: &mut Vec<u8>) -> u32 {
         let start = out.len();
-        out.reserve(self.encoded_bytes());
-        out.extend_from_slice(&[0; HEADER_BYTES]);
+        self.encode_unsummed(out);
+        let summed = out.get_mut(start..).and_then(sum);
+        let (checksum, _) = summed.expect("just written");
+        checksum
+    }
+
+    /// As [`Fields::encode`], with a checksum of zero: [`sum`] gives it one.
+    pub(crate) fn encode_unsummed(&self, out: &mut Vec<u8>) {
+        let key = self.key.unwrap_or_default();
+        let headers_bytes = self.headers_bytes();
+        let length = HEADER_BYTES + headers_bytes + key.len() + self.value_bytes();
+        let padded = align8(length);
+        out.reserve(padded);
+        out.extend_from_slice(&self.header(length, headers_bytes));
         for header in self.headers {
             let len = |n: usize| {
                 u16::try_from(n)
@@ -127,73 +154,67 @@ impl Fields<'_> {
             out.extend_from_slice(header.name.as_bytes());
             out.extend_from_slice(header.value);
         }
-        let headers_bytes = out.len() - start - HEADER_BYTES;
-        let key = self.key.unwrap_or_default();
         out.extend_from_slice(key);
-        let (control_flag, range) = match self.control {
-            None => (0, None),
-            Some(Control::Gap { first, last }) => (CONTROL_GAP, Some((first.0, last.0))),
-            Some(Control::Lost { first, last }) => (CONTROL_LOST, Some((first.0, last.0))),
-        };
-        if let Some((first, last)) = range {
-            out.extend_from_slice(&first.to_le_bytes());
-            out.extend_from_slice(&last.to_le_bytes());
-        } else if !self.tombstone {
-            out.extend_from_slice(self.value);
-        }
-        let length = out.len() - start;
-        let padding = align8(length) - length;
-        out.extend_from_slice([0; 8].get(..padding).unwrap_or_default());
-        let flags = control_flag
-            | if self.identity.is_some() {
-                HAS_IDENTITY
-            } else {
-                0
+        match self.control {
+            Some(control) => {
+                let (_, first, last) = control.parts();
+                out.extend_from_slice(&first.to_le_bytes());
+                out.extend_from_slice(&last.to_le_bytes());
             }
-            | if self.key.is_some() { HAS_KEY } else { 0 }
-            | if self.tombstone { TOMBSTONE } else { 0 };
-        let record = out.get_mut(start..start + length).expect("just written");
-        let head = record
-            .first_chunk_mut::<HEADER_BYTES>()
-            .expect("just written");
-        field::LENGTH.put(
-            head,
-            u32::try_from(length).expect("the caller bounds the record"),
-        );
-        field::FLAGS.put(head, flags);
-        field::KIND.put(head, self.kind);
-        field::OFFSET_DELTA.put(head, self.offset_delta);
-        field::SCHEMA_ID.put(head, self.schema_id);
-        field::SCHEMA_VERSION.put(head, self.schema_version);
+            None if self.tombstone => {}
+            None => out.extend_from_slice(self.value),
+        }
+        out.extend_from_slice([0; 8].get(..padded - length).unwrap_or_default());
+    }
+
+    /// The record's header, with a checksum of zero.
+    fn header(&self, length: usize, headers_bytes: usize) -> [u8; HEADER_BYTES] {
+        let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
+        let flags = self.control.map_or(0, |control| control.parts().0)
+            | flag(self.identity.is_some(), HAS_IDENTITY)
+            | flag(self.key.is_some(), HAS_KEY)
+            | flag(self.tombstone, TOMBSTONE);
+        let bounded = |n: usize| u32::try_from(n).expect("the caller bounds the record");
+        let mut head = [0; HEADER_BYTES];
+        field::LENGTH.put(&mut head, bounded(length));
+        field::FLAGS.put(&mut head, flags);
+        field::KIND.put(&mut head, self.kind);
+        field::OFFSET_DELTA.put(&mut head, self.offset_delta);
+        field::SCHEMA_ID.put(&mut head, self.schema_id);
+        field::SCHEMA_VERSION.put(&mut head, self.schema_version);
         field::HEADERS_BYTES.put(
-            head,
+            &mut head,
             u16::try_from(headers_bytes).expect("the caller bounds the headers"),
         );
-        field::KEY_BYTES.put(
-            head,
-            u32::try_from(key.len()).expect("the caller bounds the record"),
-        );
-        field::APPEND_TIME_NS.put(head, self.append_time_ns);
+        let key_bytes = self.key.map_or(0, <[u8]>::len);
+        field::KEY_BYTES.put(&mut head, bounded(key_bytes));
+        field::APPEND_TIME_NS.put(&mut head, self.append_time_ns);
         if let Some(identity) = self.identity {
-            field::SOURCE.put(head, identity.source.0);
-            field::EPOCH.put(head, identity.epoch.0);
-            field::SEQUENCE.put(head, identity.sequence.0);
+            field::SOURCE.put(&mut head, identity.source.0);
+            field::EPOCH.put(&mut head, identity.epoch.0);
+            field::SEQUENCE.put(&mut head, identity.sequence.0);
         }
-        // The field is still zero.
-        let checksum = teeline_core::crc32c(record);
-        field::CHECKSUM.put(record, checksum);
-        checksum
+        head
     }
 }
 
-/// Gives a whole record, as it stands in a batch, another place among the offsets of its batch, and hands out its new
-/// checksum.
-pub(crate) fn set_offset_delta(record: &mut [u8], offset_delta: u32) -> u32 {
+/// Gives a whole record, as it stands in a batch, another place among the offsets of its batch, and a checksum of zero.
+pub(crate) fn set_offset_delta(record: &mut [u8], offset_delta: u32) {
     field::OFFSET_DELTA.put(record, offset_delta);
-    let length = field::LENGTH.get(record) as usize;
-    let checksum = checksum_of(record.get(..length).unwrap_or_default());
+    field::CHECKSUM.put(record, 0);
+}
+
+/// Gives the record at the start of `bytes`, whose checksum is zero, its checksum; hands that out, and how many bytes the
+/// record takes with its padding. `None` if there is no whole record.
+pub(crate) fn sum(bytes: &mut [u8]) -> Option<(u32, usize)> {
+    if bytes.len() < HEADER_BYTES {
+        return None;
+    }
+    let length = field::LENGTH.get(bytes) as usize;
+    let record = bytes.get_mut(..length)?;
+    let checksum = teeline_core::crc32c(record);
     field::CHECKSUM.put(record, checksum);
-    checksum
+    Some((checksum, align8(length)))
 }
 
 /// CRC-32C of a whole record, its field `checksum` taken as zero: in two steps, since most records are short.
@@ -346,11 +367,7 @@ impl<'a> Encoded<'a> {
     /// time. Part of the snapshot format.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        let control = match self.control {
-            None => (0, 0, 0),
-            Some(Control::Gap { first, last }) => (CONTROL_GAP, first.0, last.0),
-            Some(Control::Lost { first, last }) => (CONTROL_LOST, first.0, last.0),
-        };
+        let control = self.control.map_or((0, 0, 0), Control::parts);
         let key = self.key.unwrap_or_default();
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         hash.update(&self.kind.to_le_bytes());

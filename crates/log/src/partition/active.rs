@@ -96,6 +96,9 @@ impl Appender {
 
     fn roll_in_turn(&mut self) -> Result<(), AppendError> {
         self.settle()?;
+        if self.is_far_from_checkpoint() {
+            self.checkpoint(false)?;
+        }
         self.active()?
             .index
             .sync()

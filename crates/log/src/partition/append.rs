@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
 
-use super::{appender::Appender, durability::CHECKPOINT_BYTES, syncer::Written};
+use super::{appender::Appender, syncer::Written};
 use crate::{
     Answer, AppendError, BatchAnswer, Durability, NewRecord, TopicConfig,
     format::{
@@ -65,12 +65,8 @@ impl Appender {
         let len = self.builder.length() as u64;
         if u64::from(self.end.file_pos) + len > u64::from(self.config.segment_bytes) {
             self.roll()?;
-        } else if self.since_checkpoint() + len > CHECKPOINT_BYTES && self.since_checkpoint() > 0 {
-            self.settle()?;
-            self.checkpoint(false)?;
-        } else if self.since_checkpoint() > CHECKPOINT_BYTES / 2 && !self.checkpointing {
-            self.checkpointing = true;
-            self.wishes.checkpoint = true;
+        } else {
+            self.keep_scan_short(len)?;
         }
         self.ask_for_next()?;
         let (term, durable, end) = (self.state.term, self.durable, self.end);
@@ -123,6 +119,7 @@ impl Appender {
                 ..record.fields()
             });
         }
+        self.builder.sum_up();
     }
 
     /// Appends a batch that was [prepared](Self::prepare), with the lock held. Says what has to be durable before the

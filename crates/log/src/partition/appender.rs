@@ -69,8 +69,20 @@ pub(super) struct Appender {
     pub(super) builder: Builder,
     /// What is to be done aside.
     pub(super) wishes: Wishes,
-    /// Whether a checkpoint is being taken aside.
-    pub(super) checkpointing: bool,
+    pub(super) next_checkpoint: NextCheckpoint,
+    /// Bytes between the two snapshots, at most.
+    pub(super) checkpoint_gap: u64,
+}
+
+/// How far the next recovery point is, which is taken aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NextCheckpoint {
+    /// There is no need of one yet.
+    None,
+    /// Whoever works aside is to take it.
+    Wished,
+    /// Where it will stand is decided.
+    BeingTaken,
 }
 
 /// Work that came up while appending and can be done aside.
@@ -131,7 +143,8 @@ impl Appender {
                 watch: true,
                 ..Wishes::default()
             },
-            checkpointing: false,
+            next_checkpoint: NextCheckpoint::None,
+            checkpoint_gap: 0,
         };
         appender.reload()?;
         appender.release()?;

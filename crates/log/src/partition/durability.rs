@@ -6,7 +6,7 @@ use teeline_core::{Offset, SourceId};
 
 use super::{
     Partition,
-    appender::Appender,
+    appender::{Appender, NextCheckpoint},
     syncer::{Syncer, Written},
 };
 use crate::{
@@ -22,10 +22,14 @@ use crate::{
 };
 
 /// Bytes between recovery points, at most: with two snapshots kept, an opening scans no more than twice this.
-pub(super) const CHECKPOINT_BYTES: u64 = SCAN_BYTES_MAX / 2;
+const CHECKPOINT_BYTES: u64 = SCAN_BYTES_MAX / 2;
 
-/// Offsets are reserved ahead in steps of this many, where answers come before the sync.
-const CEILING_STEP: u64 = 1 << 16;
+/// Bytes after which the next recovery point is taken aside.
+const CHECKPOINT_STEP: u64 = CHECKPOINT_BYTES / 2;
+
+/// Offsets are reserved ahead in steps of this many, where answers come before the sync: more than are given out between
+/// two recovery points, at which they are reserved anew, unless records are tiny.
+const CEILING_STEP: u64 = 1 << 18;
 
 impl Appender {
     /// Makes everything written durable.
@@ -48,6 +52,7 @@ impl Appender {
     /// one that failed. So it is written again.
     pub(super) fn refresh_state(&mut self) -> Result<(), AppendError> {
         self.state = read_state(&*self.env.storage, &self.dir)?;
+        self.checkpoint_gap = CHECKPOINT_BYTES;
         self.state_file
             .write_at(self.state.file_pos(), &self.state.encode())?;
         self.state_file.sync().map_err(|error| self.stop(error))
@@ -61,6 +66,9 @@ impl Appender {
         };
         self.state_file.write_at(next.file_pos(), &next.encode())?;
         self.state_file.sync().map_err(|error| self.stop(error))?;
+        if next.recovery != self.state.recovery {
+            self.checkpoint_gap = bytes_between(&self.state.recovery, &next.recovery);
+        }
         self.state = next;
         self.page.store(Word::StateNumber, next.number)?;
         Ok(())
@@ -72,6 +80,10 @@ impl Appender {
     }
 
     fn checkpoint_in_turn(&mut self, clean: bool) -> Result<(), AppendError> {
+        if self.is_far_from_checkpoint() {
+            // Too far from the one that would be left beside it.
+            self.refresh_snapshots(Offset(u64::MAX))?;
+        }
         take_snapshot(
             &*self.env.storage,
             &self.dir,
@@ -102,13 +114,32 @@ impl Appender {
     }
 
     /// Bytes since the recovery point.
-    pub(super) fn since_checkpoint(&self) -> u64 {
-        let recovery = &self.state.recovery;
-        if recovery.segment == self.end.segment {
-            u64::from(self.end.file_pos.saturating_sub(recovery.file_pos))
-        } else {
-            CHECKPOINT_BYTES
+    fn since_checkpoint(&self) -> u64 {
+        bytes_between(&self.state.recovery, &self.end)
+    }
+
+    /// Whether the log end lies so far behind the recovery point that the next one would not be close to it.
+    pub(super) fn is_far_from_checkpoint(&self) -> bool {
+        self.since_checkpoint() > CHECKPOINT_BYTES
+    }
+
+    /// Before a batch of `len` bytes: sees to it that an opening never scans more than [`SCAN_BYTES_MAX`], and that recovery
+    /// points are close to each other. Mostly they are taken aside; if that cannot keep up, it is done here.
+    pub(super) fn keep_scan_short(&mut self, len: u64) -> Result<(), AppendError> {
+        let since = self.since_checkpoint();
+        let most = match self.next_checkpoint {
+            // It stands where it is close to the last one, wherever the log end is by now.
+            NextCheckpoint::BeingTaken => SCAN_BYTES_MAX - self.checkpoint_gap,
+            NextCheckpoint::None | NextCheckpoint::Wished => CHECKPOINT_BYTES,
+        };
+        if since > 0 && since + len > most {
+            self.settle()?;
+            self.checkpoint(false)?;
+        } else if since > CHECKPOINT_STEP && self.next_checkpoint == NextCheckpoint::None {
+            self.next_checkpoint = NextCheckpoint::Wished;
+            self.wishes.checkpoint = true;
         }
+        Ok(())
     }
 
     /// Before the first append after a clean close: takes the clean mark away. Before offsets at the ceiling are
@@ -138,7 +169,7 @@ impl Partition {
     pub(super) fn checkpoint_aside(&self) -> Result<(), AppendError> {
         let done = self.checkpoint_at_known_end();
         if let Some(appender) = &mut *self.appender() {
-            appender.checkpointing = false;
+            appender.next_checkpoint = NextCheckpoint::None;
         }
         done
     }
@@ -149,6 +180,7 @@ impl Partition {
             let Some(appender) = slot.as_mut().filter(|appender| appender.is_sound()) else {
                 return Ok(());
             };
+            appender.next_checkpoint = NextCheckpoint::BeingTaken;
             (
                 Arc::clone(&appender.syncer),
                 appender.written()?,
@@ -179,9 +211,14 @@ impl Partition {
                 if appender.state.recovery.offset >= end.offset {
                     return Ok(());
                 }
+                let ceiling = if appender.config.durability.is_synced() {
+                    end.offset
+                } else {
+                    Offset(appender.end.offset.0 + CEILING_STEP)
+                };
                 appender.write_state(State {
                     durable: appender.durable.max(end.offset),
-                    ceiling: appender.state.ceiling.max(end.offset),
+                    ceiling: appender.state.ceiling.max(ceiling),
                     recovery: end,
                     ..appender.state
                 })
@@ -227,6 +264,15 @@ impl Partition {
             Some(appender) => appender.stop(error),
             None => error.into(),
         }
+    }
+}
+
+/// Bytes from one recovery point to the next, at most.
+pub(super) fn bytes_between(from: &Cursor, to: &Cursor) -> u64 {
+    if from.segment == to.segment {
+        u64::from(to.file_pos.saturating_sub(from.file_pos))
+    } else {
+        CHECKPOINT_BYTES
     }
 }
 

@@ -4,7 +4,7 @@ use std::{mem, sync::Arc};
 
 use teeline_core::Offset;
 
-use super::{appender::Appender, is_current};
+use super::{appender::Appender, durability::bytes_between, is_current};
 use crate::{
     AppendError, RecoveryReport,
     format::{
@@ -91,6 +91,7 @@ impl Appender {
             undisturbed,
         )?;
         self.end = found.end;
+        self.checkpoint_gap = bytes_between(&start, &self.state.recovery);
         // In the first look after a reboot, whatever is whole was read from the device.
         self.durable = if current {
             known.min(found.end.offset)
