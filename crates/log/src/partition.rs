@@ -22,8 +22,8 @@ use std::{
 use teeline_core::{Epoch, Offset, Partition as Number, SourceId};
 
 use self::appender::{Appender, Wishes};
-pub(crate) use self::compact::CompactRule;
 pub use self::compact::Compacted;
+pub(crate) use self::compact::{CompactRule, KEYS_MAX};
 pub use self::retain::Retained;
 pub(crate) use self::retain::Rule;
 use crate::{

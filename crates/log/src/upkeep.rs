@@ -13,7 +13,7 @@ use teeline_core::{Name, Offset, Partition};
 use crate::{
     AppendError, Compacted, Compaction, Log, Retained, Retention, Topic, TopicError,
     groups::GroupOffset,
-    partition::{CompactRule, Rule},
+    partition::{CompactRule, KEYS_MAX, Rule},
     sqlite::DatabaseError,
 };
 
@@ -122,6 +122,7 @@ impl Topic {
         let rule = CompactRule {
             tombstones_passed: passed.slowest(&compaction.tombstones_until, partition),
             least_dirty_percent,
+            keys_max: KEYS_MAX,
             dry_run,
         };
         self.to_append(partition)?.compact(&rule)

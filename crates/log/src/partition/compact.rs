@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Keys that one pass remembers, at 24 bytes each: with more, there are several passes.
-const KEYS_MAX: usize = 1 << 21;
+pub(crate) const KEYS_MAX: usize = 1 << 21;
 
 /// Bytes of a rewritten batch, unless one of the batches in whose place it stands kept more.
 const REWRITTEN_BYTES: usize = 256 << 10;
@@ -54,6 +54,8 @@ pub(crate) struct CompactRule {
     pub(crate) tombstones_passed: Option<Offset>,
     /// Nothing is done unless segments that were never compacted make up so many percent of the sealed bytes.
     pub(crate) least_dirty_percent: u64,
+    /// Keys that one pass remembers, and those of one segment.
+    pub(crate) keys_max: usize,
     pub(crate) dry_run: bool,
 }
 
@@ -62,7 +64,10 @@ struct Segment {
     base: Offset,
     end: Offset,
     bytes: u64,
+    /// Whether it was never compacted.
     dirty: bool,
+    /// Whether an earlier pass of this run rewrote it.
+    rewritten: bool,
 }
 
 /// The offset of the latest record of each key, by the key's XXH3-128.
@@ -98,7 +103,7 @@ impl Partition {
         if !rule.dry_run {
             self.remove_half_made()?;
         }
-        let segments = self.sealed(limit)?;
+        let mut segments = self.sealed(limit)?;
         let sum = |dirty: bool| -> u64 {
             let some = segments.iter().filter(|segment| segment.dirty || !dirty);
             some.map(|segment| segment.bytes).sum()
@@ -115,13 +120,13 @@ impl Partition {
             let mut latest = Latest::new();
             let mut upto = first;
             while let Some(segment) = segments.get(upto)
-                && (upto == first || latest.len() < KEYS_MAX)
+                && (upto == first || latest.len() < rule.keys_max)
             {
                 self.note_latest(segment, &mut latest)?;
                 upto += 1;
             }
             // Oldest first: a tombstone goes only when nothing older of its key is left to come back.
-            for segment in segments.iter().take(upto) {
+            for segment in segments.iter_mut().take(upto) {
                 self.rewrite(segment, &latest, rule, &mut done)?;
             }
             from = (upto < segments.len()).then_some(upto);
@@ -157,6 +162,7 @@ impl Partition {
                 end: *end,
                 bytes: reader.length()?,
                 dirty,
+                rewritten: false,
             })
         });
         segments.collect()
@@ -205,7 +211,7 @@ impl Partition {
     /// Rewrites one segment, unless everything in it stays.
     fn rewrite(
         &self,
-        segment: &Segment,
+        segment: &mut Segment,
         latest: &Latest,
         rule: &CompactRule,
         done: &mut Compacted,
@@ -235,12 +241,17 @@ impl Partition {
             return Ok(());
         }
         copy.flush();
-        done.segments += 1;
-        done.records += records_before;
+        let bytes = copy.bytes.len() as u64;
+        if segment.rewritten {
+            done.bytes_after -= segment.bytes;
+        } else {
+            done.segments += 1;
+            done.records += records_before;
+            done.bytes_before += segment.bytes;
+        }
         done.superseded += superseded;
         done.tombstones += tombstones;
-        done.bytes_before += segment.bytes;
-        done.bytes_after += copy.bytes.len() as u64;
+        done.bytes_after += bytes;
         if rule.dry_run {
             return Ok(());
         }
@@ -252,7 +263,11 @@ impl Partition {
         drop(file);
         self.with_appender(|appender| {
             appender.locked(|appender| appender.put_in_place(segment.base, &aside, &copy.index))
-        })
+        })?;
+        segment.dirty = false;
+        segment.rewritten = true;
+        segment.bytes = bytes;
+        Ok(())
     }
 }
 
@@ -373,5 +388,85 @@ impl Copy {
         }
         self.builder.clear();
         self.base = self.reaches;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::BTreeMap,
+        sync::{Arc, Mutex},
+    };
+
+    use teeline_core::{Epoch, Offset, Partition, Sequence};
+
+    use super::CompactRule;
+    use crate::{
+        Log, LogOptions, NewRecord, Succession, TopicConfig,
+        fake::{FakeDisk, Operation},
+    };
+
+    /// With more keys than a pass remembers, later passes write only what they drop something from.
+    #[test]
+    fn a_segment_of_which_everything_stays_is_written_once_in_several_passes() {
+        let disk = FakeDisk::new(1);
+        let log = Log::create_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+        let config = TopicConfig {
+            segment_bytes: 4096,
+            ..TopicConfig::default()
+        };
+        let topic = log
+            .create_topic(&"fills".parse().unwrap(), &config)
+            .unwrap();
+        let mut writer = log
+            .writer(
+                &"gw1.fills".parse().unwrap(),
+                Epoch(1),
+                Succession::AfterDrain,
+            )
+            .unwrap();
+        let p0 = Partition(0);
+        for number in 1..=200 {
+            // All keys are different but for the first, which the last record of all has once more.
+            let key = if number == 200 { 1_u64 } else { number }.to_le_bytes();
+            let record = NewRecord::data(Sequence(number), 1, Some(&key), &[7; 100]);
+            writer.append(&topic, p0, &[record]).unwrap();
+        }
+        for number in 201..=240 {
+            let record = NewRecord::data(Sequence(number), 1, None, &[7; 100]);
+            writer.append(&topic, p0, &[record]).unwrap();
+        }
+        let written = Arc::new(Mutex::new(BTreeMap::new()));
+        let seen = Arc::clone(&written);
+        disk.before_each(Some(Box::new(move |step| {
+            if step.operation == Operation::Rename && step.path.extension().unwrap() == "log" {
+                *seen
+                    .lock()
+                    .unwrap()
+                    .entry(step.path.to_owned())
+                    .or_insert(0) += 1;
+            }
+        })));
+        let rule = CompactRule {
+            tombstones_passed: None,
+            least_dirty_percent: 0,
+            keys_max: 20,
+            dry_run: false,
+        };
+        let done = topic.to_append(p0).unwrap().compact(&rule).unwrap();
+        disk.before_each(None);
+        let written = written.lock().unwrap();
+        assert!(written.len() > 5, "{written:?}");
+        assert_eq!((done.segments, done.superseded), (written.len() as u64, 1));
+        let mut times: Vec<u32> = written.values().copied().collect();
+        // The pass that came to the last record took the first out.
+        assert_eq!(times.remove(0), 2, "{written:?}");
+        assert!(times.iter().all(|times| *times == 1), "{written:?}");
+        let mut reader = topic.reader(p0, Offset(0)).unwrap();
+        let mut count = 0;
+        while reader.poll(100, |_| count += 1).unwrap() > 0 {}
+        assert_eq!(count, 239);
+        let bytes = written.keys().map(|path| disk.bytes(path).len() as u64);
+        assert_eq!(done.bytes_after, bytes.sum());
     }
 }
