@@ -83,18 +83,41 @@ impl Consumer {
         topic: &Topic,
         from: impl IntoIterator<Item = (Partition, Offset)>,
     ) -> Result<Self, ConsumerError> {
-        let readers = from.into_iter().map(|(partition, offset)| {
-            let place = Place::new(topic, partition, offset);
-            check(topic, &place)?;
-            match topic.reader(partition, offset) {
-                Ok(reader) => Ok((partition, reader)),
-                Err(source) => Err(ConsumerError::Read { place, source }),
-            }
-        });
-        Ok(Self {
-            readers: readers.collect::<Result<_, _>>()?,
+        let mut consumer = Self {
+            readers: BTreeMap::new(),
             topic: topic.clone(),
-        })
+        };
+        for (partition, offset) in from {
+            consumer.add(partition, offset)?;
+        }
+        Ok(consumer)
+    }
+
+    /// Reads another partition, too, from an offset on.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn add(&mut self, partition: Partition, offset: Offset) -> Result<(), ConsumerError> {
+        let place = Place::new(&self.topic, partition, offset);
+        check(&self.topic, &place)?;
+        match self.topic.reader(partition, offset) {
+            Ok(reader) => {
+                self.readers.insert(partition, reader);
+                Ok(())
+            }
+            Err(source) => Err(ConsumerError::Read { place, source }),
+        }
+    }
+
+    /// Reads a partition no more.
+    pub fn remove(&mut self, partition: Partition) {
+        self.readers.remove(&partition);
+    }
+
+    /// Goes by a newer handle of the same topic, which may have more partitions.
+    pub(crate) fn renew(&mut self, topic: Topic) {
+        self.topic = topic;
     }
 
     /// The topic.

@@ -316,17 +316,10 @@ impl Groups {
                 next.0,
                 generation
             ])?;
-            if changed == 1 {
-                return Ok(());
+            match changed {
+                1 => Ok(()),
+                _ => Err(Abort::Refused(fenced(tx, group, topic, partition, generation)?)),
             }
-            let on_record = generation_on_record(tx, group, topic, partition)?;
-            Err(Abort::Refused(CommitError::Fenced {
-                group: group.clone(),
-                topic: topic.clone(),
-                partition,
-                offered: generation,
-                on_record,
-            }))
         })?;
         // It is committed, whatever becomes of its mirror: the next one brings that up to date.
         drop(self.follow(group, topic, partition));
@@ -356,6 +349,38 @@ impl Groups {
         Ok(claimed)
     }
 
+    /// Makes the caller the owner of `partition` of `topic` in `group` under a generation that it was given with another
+    /// partition: from then on older ones are fenced. Durable when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`CommitError::Fenced`] when a newer generation has been claimed; nothing is changed then.
+    pub fn claim_as(
+        &self,
+        group: &Name,
+        topic: &Name,
+        partition: Partition,
+        generation: u64,
+    ) -> Result<(), CommitError> {
+        self.lock().write("claim a partition in", |tx| {
+            let sql = "INSERT INTO offsets (group_name, topic, partition, generation) VALUES (?1, ?2, ?3, ?4) \
+                       ON CONFLICT DO UPDATE SET generation = excluded.generation \
+                       WHERE generation <= excluded.generation";
+            let changed = tx.prepare_cached(sql)?.execute(params![
+                group.as_str(),
+                topic.as_str(),
+                partition.0,
+                generation
+            ])?;
+            match changed {
+                1 => Ok(()),
+                _ => Err(Abort::Refused(fenced(tx, group, topic, partition, generation)?)),
+            }
+        })?;
+        drop(self.follow(group, topic, partition));
+        Ok(())
+    }
+
     /// All partitions of all groups, ordered by group, topic and partition.
     ///
     /// # Errors
@@ -377,6 +402,22 @@ impl Groups {
     fn lock(&self) -> MutexGuard<'_, Database> {
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn fenced(
+    connection: &Connection,
+    group: &Name,
+    topic: &Name,
+    partition: Partition,
+    offered: u64,
+) -> rusqlite::Result<CommitError> {
+    Ok(CommitError::Fenced {
+        group: group.clone(),
+        topic: topic.clone(),
+        partition,
+        offered,
+        on_record: generation_on_record(connection, group, topic, partition)?,
+    })
 }
 
 fn generation_on_record(

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use teeline_core::{Name, Offset, Partition};
-use teeline_log::{Log, Record, groups::Groups, sqlite::Database as Sqlite};
+use teeline_log::{Log, Record, Topic, groups::Groups, sqlite::Database as Sqlite};
 
 use super::{
     DeliveryError, Handler, Mode, OnLost, Options,
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     consumer::Place,
-    dead_letter::{SetAside, State, table},
+    dead_letter::{SetAside, table},
     hook::{CrashHook, CrashPoint},
     limiter::Limiter,
     store::{Abort, AtomicStore, Database, identities},
@@ -79,11 +79,50 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
     pub fn open_with(
         mode: Mode,
         handler: H,
-        mut store: AtomicStore<D>,
+        store: AtomicStore<D>,
         log: &Log,
         group: &Name,
         topic: &Name,
         options: Options,
+    ) -> Result<Self, DeliveryError<H::Error>> {
+        let topic = log.topic(topic)?;
+        let mut delivery =
+            Self::without_partitions(mode, handler, store, log, group, &topic, options, false)?;
+        for partition in topic.partitions() {
+            let Self {
+                store,
+                groups,
+                main,
+                recovery,
+                on_lost,
+                ..
+            } = &mut delivery;
+            main.claim(partition, mode, *on_lost, store, groups, group)?;
+            if let Some(recovery) = recovery {
+                let retry = &mut recovery.stream;
+                retry.claim(partition, mode, *on_lost, store, groups, group)?;
+            }
+        }
+        for partition in topic.partitions() {
+            delivery.load_set_aside(partition)?;
+        }
+        Ok(delivery)
+    }
+
+    /// A delivery that owns no partition yet; a member of a group gets its own one by one.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of a delivery that is being made"
+    )]
+    pub(super) fn without_partitions(
+        mode: Mode,
+        handler: H,
+        mut store: AtomicStore<D>,
+        log: &Log,
+        group: &Name,
+        topic: &Topic,
+        options: Options,
+        is_member: bool,
     ) -> Result<Self, DeliveryError<H::Error>> {
         let Options {
             retry,
@@ -91,26 +130,20 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             limiter,
             facts,
         } = options;
-        let topic = log.topic(topic)?;
         let groups = log.groups()?;
         let memory = Memory::of(mode, facts, &mut store)?;
-        let mut recovery = retry
+        let recovery = retry
             .map(|retry| {
                 Recovery::open(
-                    retry, mode, on_lost, &mut store, log, &groups, group, &topic,
+                    retry, mode, on_lost, &mut store, log, &groups, group, topic, is_member,
                 )
             })
             .transpose()?;
-        let mut main = Stream::open(&topic, mode, on_lost, &mut store, &groups, group)?;
-        for partition in topic.partitions() {
-            main.claim(partition, mode, on_lost, &mut store, &groups, group)?;
-            if let Some(recovery) = &mut recovery {
-                recovery
-                    .stream
-                    .claim(partition, mode, on_lost, &mut store, &groups, group)?;
-            }
-        }
-        let mut delivery = Self {
+        let main = match is_member {
+            true => Stream::of_member(topic)?,
+            false => Stream::open(topic, mode, on_lost, &mut store, &groups, group)?,
+        };
+        Ok(Self {
             mode,
             handler,
             store,
@@ -123,11 +156,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             limiter,
             #[cfg(feature = "test-switches")]
             two_transactions: false,
-        };
-        for partition in topic.partitions() {
-            delivery.load_set_aside(partition)?;
-        }
-        Ok(delivery)
+        })
     }
 
     /// The partitions, in order.
@@ -146,10 +175,40 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         self.main.owned[&partition].next
     }
 
+    /// Goes on at another offset of `partition`, forward or back, and commits that.
+    ///
+    /// # Errors
+    ///
+    /// An offset that the log does not hold; see [`DeliveryError`]. Nothing has changed then.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such partition.
+    pub fn seek(
+        &mut self,
+        partition: Partition,
+        offset: Offset,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        let Self {
+            store,
+            main,
+            groups,
+            group,
+            ..
+        } = self;
+        main.consumer.seek(partition, offset)?;
+        let owned = main.owned(partition);
+        if let Some(ownership) = &mut owned.ownership {
+            store.seek(ownership, offset)?;
+        }
+        owned.next = offset;
+        main.commit(partition, groups, group)?;
+        self.load_set_aside(partition)
+    }
+
     /// The messages that are set aside: while there is any, the state is incomplete.
     pub fn set_aside(&self) -> impl Iterator<Item = &SetAside> {
-        let held = self.recovery.iter().flat_map(Recovery::held);
-        held.filter(|row| row.state != State::Settled)
+        self.recovery.iter().flat_map(Recovery::unsettled)
     }
 
     /// How long a call would find nothing to do for, if no record comes: until a backoff is over, or the limiter admits
@@ -465,6 +524,57 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
                 Ok(Done::All)
             }
         }
+    }
+
+    /// Takes over a partition that this member of the group was given.
+    pub(super) fn take(
+        &mut self,
+        topic: Topic,
+        partition: Partition,
+        generation: u64,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        let Self {
+            mode,
+            store,
+            groups,
+            group,
+            main,
+            recovery,
+            on_lost,
+            ..
+        } = self;
+        let (mode, on_lost) = (*mode, *on_lost);
+        main.take(
+            topic, partition, generation, mode, on_lost, store, groups, group,
+        )?;
+        if let Some(recovery) = recovery {
+            let stream = &mut recovery.stream;
+            let topic = stream.topic().clone();
+            stream.take(
+                topic, partition, generation, mode, on_lost, store, groups, group,
+            )?;
+        }
+        self.load_set_aside(partition)
+    }
+
+    /// Is the owner of a partition no more.
+    pub(super) fn let_go(&mut self, partition: Partition) {
+        self.main.let_go(partition);
+        if let Some(recovery) = &mut self.recovery {
+            recovery.let_go(partition);
+        }
+    }
+
+    /// Tells the group all that is owed to it of a partition.
+    pub(super) fn report_all(
+        &mut self,
+        partition: Partition,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        self.report(Which::Main, partition, true)?;
+        if self.recovery.is_some() {
+            self.report(Which::Retry, partition, true)?;
+        }
+        Ok(())
     }
 
     pub(super) fn stream(&mut self, which: Which) -> &mut Stream {

@@ -1,6 +1,10 @@
 //! Why a delivery cannot go on.
 
-use teeline_log::{TopicError, groups::CommitError, sqlite::DatabaseError};
+use teeline_log::{
+    TopicError,
+    groups::{CommitError, MemberError},
+    sqlite::DatabaseError,
+};
 
 use crate::{
     consumer::ConsumerError,
@@ -27,6 +31,9 @@ pub enum DeliveryError<E> {
     /// The group's offset was not committed. If it was fenced, another owner has taken over, and this one must stop.
     #[error(transparent)]
     Commit(#[from] CommitError),
+    /// The consumer cannot be a member of its group. If it was fenced, the others have taken it for dead or frozen.
+    #[error(transparent)]
+    Member(#[from] MemberError),
     /// The topic cannot be opened.
     #[error(transparent)]
     Topic(#[from] TopicError),
@@ -39,6 +46,19 @@ pub enum DeliveryError<E> {
     /// The application's own reason.
     #[error(transparent)]
     Handler(E),
+}
+
+impl<E> DeliveryError<E> {
+    /// Whether another owner has taken over: a partition, or all that this one had.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        matches!(
+            self,
+            Self::Fenced(_)
+                | Self::Commit(CommitError::Fenced { .. })
+                | Self::Member(MemberError::Fenced { .. })
+        )
+    }
 }
 
 impl<E> From<StoreError> for DeliveryError<E> {

@@ -20,6 +20,7 @@
 mod delivery;
 mod error;
 mod handler;
+mod member;
 mod memory;
 mod options;
 mod set_aside;
@@ -30,6 +31,7 @@ use std::{fmt, str::FromStr};
 pub use delivery::Delivery;
 pub use error::DeliveryError;
 pub use handler::{Handler, Verdict};
+pub use member::{GroupDelivery, GroupOptions, OnRebalance};
 pub use options::{OnLost, Options};
 
 /// In which order a batch is processed and committed.

@@ -69,6 +69,7 @@ impl Recovery {
         groups: &Groups,
         group: &Name,
         topic: &Topic,
+        is_member: bool,
     ) -> Result<Self, DeliveryError<E>> {
         if mode == Mode::AtMostOnce {
             return Err(DeadLetterError::TriedOnce.into());
@@ -80,7 +81,10 @@ impl Recovery {
             Ok::<_, Abort<DeliveryError<E>, _>>(table::numbers(tx, group, topic.name(), now)?)
         })?;
         letters.refuse_older_database(|| store.name(), epoch, decided)?;
-        let stream = Stream::open(letters.retry(), mode, on_lost, store, groups, group)?;
+        let stream = match is_member {
+            true => Stream::of_member(letters.retry())?,
+            false => Stream::open(letters.retry(), mode, on_lost, store, groups, group)?,
+        };
         Ok(Self {
             retry,
             letters,
@@ -90,8 +94,19 @@ impl Recovery {
         })
     }
 
-    pub(super) fn held(&self) -> impl Iterator<Item = &SetAside> {
+    fn held(&self) -> impl Iterator<Item = &SetAside> {
         self.held.values().flatten()
+    }
+
+    /// Those of which nothing final has become.
+    pub(super) fn unsettled(&self) -> impl Iterator<Item = &SetAside> {
+        self.held().filter(|row| row.state != State::Settled)
+    }
+
+    /// Is the owner of a partition no more.
+    pub(super) fn let_go(&mut self, partition: Partition) {
+        self.stream.let_go(partition);
+        self.held.remove(&partition);
     }
 
     fn of(&self, partition: Partition) -> &[SetAside] {

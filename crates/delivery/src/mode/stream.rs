@@ -84,18 +84,18 @@ impl Stream {
         groups: &Groups,
         group: &Name,
     ) -> Result<Self, DeliveryError<E>> {
-        let mut starts = starts(mode, store, groups, group, topic)?;
-        if on_lost == OnLost::Report {
-            // What lies before the start is reported when the partition is read.
-            for (partition, next) in &mut starts {
-                let start = topic
-                    .start(*partition)
-                    .map_err(unreadable(topic, *partition))?;
-                *next = start.max(*next);
-            }
-        }
+        let partitions = topic.partitions();
+        let starts = starts(mode, on_lost, store, groups, group, topic, partitions)?;
         Ok(Self {
             consumer: Consumer::open(topic, starts)?,
+            owned: BTreeMap::new(),
+        })
+    }
+
+    /// Opens `topic` for a member of the group, which has no partition yet.
+    pub(super) fn of_member(topic: &Topic) -> Result<Self, ConsumerError> {
+        Ok(Self {
+            consumer: Consumer::open(topic, [])?,
             owned: BTreeMap::new(),
         })
     }
@@ -114,9 +114,52 @@ impl Stream {
         groups: &Groups,
         group: &Name,
     ) -> Result<(), DeliveryError<E>> {
+        let generation = groups.claim_generation(group, self.topic().name(), partition)?;
+        self.own(partition, generation, mode, on_lost, store, groups, group)
+    }
+
+    /// Becomes the owner of a partition that this member of the group was given, and only then reads how far it is. `topic` is
+    /// a handle that knows of it.
+    #[expect(clippy::too_many_arguments, reason = "as those of a claim")]
+    pub(super) fn take<D: Database, E>(
+        &mut self,
+        topic: Topic,
+        partition: Partition,
+        generation: u64,
+        mode: Mode,
+        on_lost: OnLost,
+        store: &mut AtomicStore<D>,
+        groups: &Groups,
+        group: &Name,
+    ) -> Result<(), DeliveryError<E>> {
+        groups.claim_as(group, topic.name(), partition, generation)?;
+        let start = starts(mode, on_lost, store, groups, group, &topic, [partition])?;
+        self.consumer.renew(topic);
+        for (partition, first) in start {
+            self.consumer.add(partition, first)?;
+        }
+        self.own(partition, generation, mode, on_lost, store, groups, group)
+    }
+
+    /// Is the owner of a partition no more.
+    pub(super) fn let_go(&mut self, partition: Partition) {
+        self.owned.remove(&partition);
+        self.consumer.remove(partition);
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "as those of a claim")]
+    fn own<D: Database, E>(
+        &mut self,
+        partition: Partition,
+        generation: u64,
+        mode: Mode,
+        on_lost: OnLost,
+        store: &mut AtomicStore<D>,
+        groups: &Groups,
+        group: &Name,
+    ) -> Result<(), DeliveryError<E>> {
         let topic = self.topic().name().clone();
         let first = self.consumer.position(partition);
-        let generation = groups.claim_generation(group, &topic, partition)?;
         let (ownership, next) = match mode {
             Mode::Atomic => {
                 let ownership = store.claim_from(&topic, partition, generation, first)?;
@@ -251,16 +294,19 @@ fn lost(first: Offset, start: Offset) -> Record<'static> {
 }
 
 /// How far each partition is, before it is claimed: by the database in the atomic mode, by the group otherwise, and by
-/// the log's start where neither knows.
+/// the log's start where neither knows. If losses are to be reported, what lies before the start is, when the partition is
+/// read.
 fn starts<D: Database, E>(
     mode: Mode,
+    on_lost: OnLost,
     store: &mut AtomicStore<D>,
     groups: &Groups,
     group: &Name,
     topic: &Topic,
+    partitions: impl IntoIterator<Item = Partition>,
 ) -> Result<Vec<(Partition, Offset)>, DeliveryError<E>> {
     let in_store = store.progress()?;
-    let starts = topic.partitions().map(|partition| {
+    let starts = partitions.into_iter().map(|partition| {
         let known = match mode {
             Mode::Atomic => in_store
                 .iter()
@@ -270,15 +316,16 @@ fn starts<D: Database, E>(
                 .committed(group, topic.name(), partition)?
                 .map(|committed| committed.next),
         };
-        match known {
-            Some(next) => Ok((partition, next)),
-            None => Ok((
-                partition,
-                topic
-                    .start(partition)
-                    .map_err(unreadable(topic, partition))?,
-            )),
-        }
+        let start = || {
+            let start = topic.start(partition);
+            start.map_err(unreadable(topic, partition))
+        };
+        let first = match known {
+            Some(next) if on_lost == OnLost::Report => next.max(start()?),
+            Some(next) => next,
+            None => start()?,
+        };
+        Ok((partition, first))
     });
     starts.collect()
 }

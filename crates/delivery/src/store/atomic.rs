@@ -287,6 +287,15 @@ impl<D: Database> AtomicStore<D> {
         self.advance(ownership, ownership.next, body)
     }
 
+    /// Moves the partition to any offset, and changes nothing else.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Fenced`] when another owner has taken over; [`StoreError`].
+    pub fn seek(&mut self, ownership: &mut Ownership, next: Offset) -> Result<(), StoreError> {
+        self.advance(ownership, next, |_| Ok::<_, Abort<StoreError, _>>(()))
+    }
+
     fn advance<T, E: From<StoreError>>(
         &mut self,
         ownership: &mut Ownership,

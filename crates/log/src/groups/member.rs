@@ -485,7 +485,9 @@ impl Member {
         let heard = self.shared.bell.heard();
         if !self.shared.is_to_look.load(Ordering::Relaxed) {
             self.shared.bell.wait(heard, timeout);
-            self.shared.is_to_look.store(true, Ordering::Relaxed);
+            if self.shared.bell.heard() != heard {
+                self.shared.is_to_look.store(true, Ordering::Relaxed);
+            }
         }
     }
 
