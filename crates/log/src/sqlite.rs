@@ -23,6 +23,12 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a checkpoint leaves of the write-ahead file, in bytes: a burst must not take its space for good.
 const WAL_BYTES_KEPT: u32 = 4 << 20;
 
+/// How often, and how long apart, [`Database::bound_wal`] looks whether writers or readers are out of its way. SQLite's own
+/// waits grow to 100 ms, in which busy writers pass the right to write on among themselves for ever. Long enough to find a
+/// gap between two transactions; short enough that who reads for long holds writers up for a moment only.
+const BOUND_LOOKS: i32 = 200;
+const BOUND_NAP: Duration = Duration::from_micros(100);
+
 /// What a kind of database holds.
 #[derive(Debug, Clone, Copy)]
 pub struct Schema<'a> {
@@ -157,6 +163,8 @@ impl<E, D> From<D> for Abort<E, D> {
 pub struct Database {
     file: File,
     connection: Connection,
+    /// At how many bytes the write-ahead file is too large.
+    wal_bytes_max: u64,
 }
 
 /// What errors say about where they happened.
@@ -299,7 +307,9 @@ impl Database {
         operation: &'static str,
         body: impl FnOnce(&mut Transaction<'_>) -> Result<T, Abort<E>>,
     ) -> Result<T, E> {
-        let Self { file, connection } = self;
+        let Self {
+            file, connection, ..
+        } = self;
         let transact = || {
             let mut tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let value = body(&mut tx)?;
@@ -310,6 +320,39 @@ impl Database {
             Abort::Database(source) => file.error(operation, source).into(),
             Abort::Refused(reason) => reason,
         })
+    }
+
+    /// Empties the write-ahead file, if it has grown beyond 4 MiB: several writers without a pause keep each other's
+    /// checkpoints from ending, and it grows for as long as they go on. Writers wait meanwhile. Who reads for long is in the
+    /// way of it; then it is tried again when the file has grown by as much again.
+    ///
+    /// # Errors
+    ///
+    /// [`DatabaseError::Failed`].
+    pub fn bound_wal(&mut self) -> Result<(), DatabaseError> {
+        let mut wal = self.file.path.as_os_str().to_owned();
+        wal.push("-wal");
+        let bytes = fs::metadata(&wal).map_or(0, |file| file.len());
+        if bytes <= self.wal_bytes_max {
+            return Ok(());
+        }
+        let Self {
+            file, connection, ..
+        } = self;
+        let mut check_in = || {
+            connection.busy_handler(Some(|looks| {
+                teeline_os::sleep(BOUND_NAP);
+                looks < BOUND_LOOKS
+            }))?;
+            let sql = "PRAGMA wal_checkpoint(TRUNCATE)";
+            let is_busy = connection.query_row(sql, [], |row| row.get(0));
+            connection.busy_timeout(BUSY_TIMEOUT)?;
+            is_busy
+        };
+        let is_busy: bool = check_in().map_err(|source| file.error("check in", source))?;
+        let from = if is_busy { bytes } else { 0 };
+        self.wal_bytes_max = from + u64::from(WAL_BYTES_KEPT);
+        Ok(())
     }
 
     fn connect(path: &Path, schema: &Schema<'_>, flags: OpenFlags) -> Result<Self, DatabaseError> {
@@ -329,7 +372,11 @@ impl Database {
             Ok(connection)
         };
         match connect() {
-            Ok(connection) => Ok(Self { file, connection }),
+            Ok(connection) => Ok(Self {
+                file,
+                connection,
+                wal_bytes_max: WAL_BYTES_KEPT.into(),
+            }),
             Err(source) => Err(file.error("open", source)),
         }
     }
@@ -467,7 +514,9 @@ fn fill(file: &Path, schema: &Schema<'_>, path: &Path) -> Result<(), DatabaseErr
     path.clone_into(&mut database.file.path);
     database.set_durable()?;
     database.make_tables(schema)?;
-    let Database { file, connection } = database;
+    let Database {
+        file, connection, ..
+    } = database;
     connection
         .close()
         .map_err(|(_, source)| file.error("create", source))
