@@ -107,19 +107,42 @@ impl fmt::Debug for Claim<'_> {
 pub struct BatchClaim<'a> {
     producer: &'a mut Producer,
     batch: Batch,
+    /// Bytes of the first message that are kept with the producer.
+    first_len: usize,
+}
+
+/// Where the first message of a batch is kept until the commit, if it is short.
+#[repr(align(64))]
+pub(crate) struct FirstOfBatch([u8; 128]);
+
+impl FirstOfBatch {
+    pub(crate) const fn new() -> Self {
+        Self([0; 128])
+    }
 }
 
 impl<'a> BatchClaim<'a> {
+    #[inline(always)]
     pub(crate) fn new(producer: &'a mut Producer, batch: Batch) -> Self {
-        Self { producer, batch }
+        Self {
+            producer,
+            batch,
+            first_len: 0,
+        }
     }
 
     /// Adds a message of `len` bytes behind those that were added before, to be filled in place: its bytes are whatever was
     /// there before. `None` when there is no room left for it.
     #[must_use = "the message that was added is to be filled"]
+    #[inline(always)]
     pub fn add(&mut self, len: usize, kind: MessageType) -> Option<&mut [u8]> {
-        let writer = &self.producer.writer;
+        let Producer { writer, first, .. } = &mut *self.producer;
+        let is_first = self.batch.count() == 0;
         let at = writer.add(&mut self.batch, kind, len)?;
+        if is_first && let Some(first) = first.0.get_mut(..len) {
+            self.first_len = len;
+            return Some(first);
+        }
         let payload = writer.data().stretch_mut(at, len);
         // SAFETY: `stretch_mut` checked that it lies inside the writable mapping, which the borrowed producer owns; the bytes
         // are initialised, as mapped files are. Nobody else looks at them, as with a `Claim`, before the batch is committed,
@@ -140,9 +163,16 @@ impl<'a> BatchClaim<'a> {
     }
 
     /// Publishes the messages that were added, and returns the sequences that they got.
+    #[inline(always)]
     pub fn commit(self) -> Range<Sequence> {
-        let Producer { writer, clock, .. } = self.producer;
-        writer.commit_batch(&self.batch, || clock.monotonic_ns())
+        let Producer {
+            writer,
+            clock,
+            first,
+            ..
+        } = self.producer;
+        let first = &first.0[..self.first_len];
+        writer.commit_batch(&self.batch, first, || clock.monotonic_ns())
     }
 
     /// Publishes nothing. As dropping it, in so many words.

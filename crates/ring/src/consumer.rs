@@ -141,7 +141,7 @@ impl Consumer {
     /// # Errors
     /// When the next frame is none that an honest producer writes. What came before it was handed out and released by an
     /// earlier call.
-    #[inline]
+    #[inline(always)]
     pub fn poll(
         &mut self,
         limit: usize,
@@ -197,7 +197,7 @@ impl Consumer {
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
-    #[inline]
+    #[inline(always)]
     pub fn peek(
         &mut self,
         limit: usize,
@@ -216,6 +216,7 @@ impl Consumer {
     }
 
     /// Releases all that was peeked at.
+    #[inline]
     pub fn release_all(&mut self) {
         self.reader.release_all();
     }

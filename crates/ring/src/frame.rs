@@ -164,6 +164,18 @@ pub struct Header {
     sequence: u64,
 }
 
+/// What the next message most likely is like: the last one, whose word 0 was checked.
+///
+/// Without it the place of a frame would hang on the length of the one in front, so that a processor could not look for it
+/// before that one's line has come: of a ring that is read behind its producer, line after line would be waited for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Likely {
+    /// 0: there was none.
+    word: u64,
+    /// Of the frame, on the alignment.
+    bytes: u64,
+}
+
 /// A published message whose header was checked: the common case of [`Located`].
 #[derive(Debug, Clone, Copy)]
 pub struct LocatedMessage {
@@ -189,19 +201,35 @@ impl Header {
     /// The message of the frame that starts at `start`, if it is one and may be there with sequence `expected`. If not,
     /// [`check`](Self::check) says why.
     #[inline(always)]
-    pub fn message(self, geometry: &Geometry, start: u64, expected: u64) -> Option<LocatedMessage> {
+    pub fn message<M: Memory>(
+        self,
+        geometry: &Geometry,
+        data: &M,
+        start: u64,
+        expected: u64,
+        likely: &mut Likely,
+    ) -> Option<LocatedMessage> {
         let len = (self.word & LEN_MASK).wrapping_sub(1);
-        let bytes = geometry.frame_bytes(len);
-        let may_be = self.word >> KIND_SHIFT == 0
-            && len <= geometry.payload_max()
-            && bytes <= geometry.until_wrap(start)
-            && self.sequence == expected;
+        if self.word != likely.word {
+            let may_be = self.word >> KIND_SHIFT == 0 && len <= geometry.payload_max();
+            if !may_be {
+                return None;
+            }
+            *likely = Likely {
+                word: self.word,
+                bytes: geometry.frame_bytes(len),
+            };
+        }
+        let index = geometry.index(start);
+        let may_be = self.sequence == expected
+            // That it ends before the wrap: the memory does.
+            && data.has(payload_index(geometry, index), len as usize);
         may_be.then(|| LocatedMessage {
-            index: geometry.index(start),
+            index,
             kind: message_type(self.word),
             len,
             sequence: expected,
-            end: start + bytes,
+            end: start + likely.bytes,
         })
     }
 

@@ -47,6 +47,12 @@ pub trait Memory {
     /// Writes a stretch that nobody else may look at, but for an observer, which throws away what it sees.
     fn write(&self, offset: usize, bytes: &[u8]);
 
+    /// Fetches the cache line at `offset`, if it lies inside, since it is going to be written. A hint.
+    fn prefetch_to_write(&self, _offset: usize) {}
+
+    /// Whether a stretch of `len` bytes at `offset` lies inside.
+    fn has(&self, offset: usize, len: usize) -> bool;
+
     /// Lends a stretch that nobody writes meanwhile.
     fn read<R>(&self, offset: usize, len: usize, f: impl FnOnce(&[u8]) -> R) -> R;
 
@@ -122,10 +128,38 @@ mod mapped {
         }
 
         /// Address of a stretch that may be written, after checking that it lies inside.
-        #[inline]
+        #[inline(always)]
         pub fn stretch_mut(&self, offset: usize, len: usize) -> *mut [u8] {
             assert_inside(offset, len, self.writable);
             ptr::slice_from_raw_parts_mut(self.base.wrapping_add(offset), len)
+        }
+
+        /// Writes a short stretch word by word: as most of what is published was written, a moment ago, by who publishes it.
+        #[inline(always)]
+        fn write_words(&self, offset: usize, bytes: &[u8]) {
+            debug_assert!(
+                offset.is_multiple_of(WORD_BYTES),
+                "words at {offset} are not aligned"
+            );
+            let stretch = self.stretch_mut(offset & !(WORD_BYTES - 1), bytes.len());
+            let mut to = stretch.cast::<u8>();
+            let (words, rest) = bytes.as_chunks::<WORD_BYTES>();
+            for word in words {
+                #[expect(
+                    clippy::cast_ptr_alignment,
+                    reason = "a mapping begins on a page and the offset is rounded"
+                )]
+                // SAFETY: aligned, and inside the writable mapping, as `stretch_mut` checked for as many bytes. Whoever else
+                // looks there, an observer, does so with atomic loads (`words`).
+                let at = unsafe { AtomicU64::from_ptr(to.cast::<u64>()) };
+                at.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+                to = to.wrapping_add(WORD_BYTES);
+            }
+            for byte in rest {
+                // SAFETY: inside the writable mapping, as above; nobody uses what he sees there meanwhile, as in `zero`.
+                unsafe { to.write_volatile(*byte) };
+                to = to.wrapping_add(1);
+            }
         }
 
         /// The word at `offset` of the first `len` bytes.
@@ -163,10 +197,20 @@ mod mapped {
 
     const WORD_BYTES: usize = size_of::<u64>();
 
+    /// Longest stretch that is written word by word. A load of two words that were stored one after the other waits until
+    /// both have left the core, and so does every wider one, as those of `memcpy` are: behind stores to lines that another
+    /// core has, that is a hundred nanoseconds.
+    const BY_WORDS_BYTES_MAX: usize = 128;
+
     /// `len` may come from the other side: it is compared before anything is added to it.
-    #[inline]
+    #[inline(always)]
+    const fn is_inside(offset: usize, len: usize, available: usize) -> bool {
+        offset <= available && len <= available - offset
+    }
+
+    #[inline(always)]
     fn assert_inside(offset: usize, len: usize, available: usize) {
-        if offset > available || len > available - offset {
+        if !is_inside(offset, len, available) {
             outside(offset, len, available);
         }
     }
@@ -178,12 +222,12 @@ mod mapped {
     }
 
     impl Memory for Mapped {
-        #[inline]
+        #[inline(always)]
         fn load(&self, offset: usize, ordering: Ordering) -> u64 {
             self.word(offset, self.readable).load(ordering)
         }
 
-        #[inline]
+        #[inline(always)]
         fn store(&self, offset: usize, value: u64, ordering: Ordering) {
             self.word(offset, self.writable).store(value, ordering);
         }
@@ -224,8 +268,11 @@ mod mapped {
             unsafe { ptr::write_bytes(stretch.cast::<u8>(), 0, len) };
         }
 
-        #[inline]
+        #[inline(always)]
         fn write(&self, offset: usize, bytes: &[u8]) {
+            if bytes.len() <= BY_WORDS_BYTES_MAX {
+                return self.write_words(offset, bytes);
+            }
             let stretch = self.stretch_mut(offset, bytes.len());
             // SAFETY: as in `zero`; `bytes` cannot overlap, since no slice of a stretch that may be written is ever lent.
             unsafe {
@@ -233,7 +280,24 @@ mod mapped {
             };
         }
 
-        #[inline]
+        #[inline(always)]
+        fn prefetch_to_write(&self, offset: usize) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                let at = self.base.wrapping_add(offset);
+                // SAFETY: a hint, which writes nothing, whatever the address; processors that do not know it pass over it.
+                unsafe {
+                    std::arch::asm!("prefetchw [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+                };
+            }
+        }
+
+        #[inline(always)]
+        fn has(&self, offset: usize, len: usize) -> bool {
+            is_inside(offset, len, self.readable)
+        }
+
+        #[inline(always)]
         fn read<R>(&self, offset: usize, len: usize, f: impl FnOnce(&[u8]) -> R) -> R {
             assert_inside(offset, len, self.readable);
             let start = self.base.wrapping_add(offset);

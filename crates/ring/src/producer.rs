@@ -6,7 +6,7 @@ use teeline_core::{Epoch, Identity, Position, Sequence, time::Clock};
 use teeline_os::{SystemClock, lock::OfdLock};
 
 use crate::{
-    claim::{BatchClaim, Claim},
+    claim::{BatchClaim, Claim, FirstOfBatch},
     error::{AttachError, PublishError, ResumeError},
     frame::{Frame, Message, MessageType, lend},
     info::RingInfo,
@@ -51,6 +51,7 @@ pub struct Producer {
     takeover: Option<Takeover>,
     watch: Watch,
     memory: MemoryReport,
+    pub(crate) first: FirstOfBatch,
     lock: OfdLock,
 }
 
@@ -82,6 +83,7 @@ impl Producer {
                 takeover,
                 watch: Watch::new(region)?,
                 memory,
+                first: FirstOfBatch::new(),
                 lock,
             })
         })
@@ -255,6 +257,7 @@ impl Producer {
     ///
     /// # Errors
     /// As [`try_claim`](Self::try_claim), and [`PublishError::BatchTooLarge`].
+    #[inline]
     pub fn try_claim_batch(
         &mut self,
         count: usize,

@@ -11,7 +11,7 @@ use teeline_sync::atomic::Ordering;
 use crate::{
     cursor::{Geometry, POSITION_MAX},
     error::{Damage, Part},
-    frame::{self, Frame, Header, Kind, Located},
+    frame::{self, Frame, Header, Kind, Likely, Located},
     hold,
     layout::{consumer_page as at, frame as frame_at, producer_page},
     memory::Memory,
@@ -25,6 +25,7 @@ pub struct Reader<M> {
     data: M,
     /// Where the next frame is read.
     read: Cursor,
+    likely: Likely,
     /// What is released, as the page says: nothing behind it is the producer's to write over.
     released: Cursor,
     page: M,
@@ -69,6 +70,22 @@ impl Cursor {
             next: located.next,
         }
     }
+
+    /// Hands a frame that is no message to `f`, if it is one to hand out. Returns the place behind it and whether it was; or
+    /// says what is wrong with it.
+    #[cold]
+    #[inline(never)]
+    fn over_other<M: Memory>(
+        header: Header,
+        at: Self,
+        geometry: &Geometry,
+        data: &M,
+        f: &mut dyn FnMut(Frame<'_>),
+    ) -> Result<(Self, bool), Box<Damage>> {
+        let located = header.check(geometry, data, at.position, at.next)?;
+        let handed_out = frame::lend(geometry, data, &located, f).is_some();
+        Ok((Self::behind(&located), handed_out))
+    }
 }
 
 impl<M: Memory> Reader<M> {
@@ -76,12 +93,21 @@ impl<M: Memory> Reader<M> {
     /// was released.
     ///
     /// The caller owns the side: nobody else writes the consumer's page.
+    ///
+    /// # Panics
+    /// When the data are not as long as the capacity.
     pub fn take_over(
         geometry: Geometry,
         control: &M,
         data: M,
         page: M,
     ) -> Result<Self, Box<Damage>> {
+        // `Header::message` relies on it: what lies inside the data ends before the wrap.
+        let bytes = usize::try_from(geometry.capacity()).unwrap_or(usize::MAX);
+        assert!(
+            data.has(0, bytes) && !data.has(1, bytes),
+            "the data are as long as the capacity, {bytes} bytes"
+        );
         let Stored {
             selector,
             position,
@@ -110,6 +136,7 @@ impl<M: Memory> Reader<M> {
             geometry,
             data,
             read: cursor,
+            likely: Likely::default(),
             released: cursor,
             page,
             selector,
@@ -129,7 +156,7 @@ impl<M: Memory> Reader<M> {
 
     /// Hands up to `limit` frames to `f`, and releases them, and whatever was peeked at before. Returns how many.
     /// The position is stored before this returns; if `f` panics, what came before that frame is released.
-    #[inline]
+    #[inline(always)]
     pub fn poll(
         &mut self,
         limit: usize,
@@ -140,19 +167,26 @@ impl<M: Memory> Reader<M> {
     }
 
     /// Hands up to `limit` frames to `f`, and releases none of them. Returns how many.
-    #[inline]
+    #[inline(always)]
     pub fn peek(
         &mut self,
         limit: usize,
         mut f: impl FnMut(Frame<'_>),
     ) -> Result<usize, Box<Damage>> {
-        let nothing_held = self.read == self.released;
+        let before = self.read.position;
         let count = self.advance(limit, &mut f)?;
-        if count == 0 && nothing_held {
-            // Only padding: nobody would ever release it.
-            self.release_all();
+        if count == 0 && self.read.position != before {
+            self.release_padding(before);
         }
         Ok(count)
+    }
+
+    /// Releases padding that was read from `before` on, if nothing in front of it is held: nobody would ever do it.
+    #[cold]
+    fn release_padding(&mut self, before: u64) {
+        if self.released.position == before {
+            self.release_all();
+        }
     }
 
     /// Moves the read cursor over up to `limit` frames.
@@ -162,50 +196,38 @@ impl<M: Memory> Reader<M> {
         limit: usize,
         f: &mut impl FnMut(Frame<'_>),
     ) -> Result<usize, Box<Damage>> {
+        let (geometry, data) = (&self.geometry, &self.data);
+        let mut reading = Reading {
+            cursor: self.read,
+            read: &mut self.read,
+        };
         let mut count = 0;
-        let mut cursor = self.read;
         while count < limit {
-            let Cursor { position, next } = cursor;
-            let Some(header) = Header::load(&self.geometry, &self.data, position) else {
+            let Cursor { position, next } = reading.cursor;
+            let Some(header) = Header::load(geometry, data, position) else {
                 break;
             };
-            if let Some(message) = header.message(&self.geometry, position, next) {
-                message.lend(&self.geometry, &self.data, |message| {
-                    f(Frame::Message(message));
-                });
-                cursor = Cursor {
+            let likely = &mut self.likely;
+            if let Some(message) = header.message(geometry, data, position, next, likely) {
+                message.lend(geometry, data, |message| f(Frame::Message(message)));
+                reading.cursor = Cursor {
                     position: message.end,
                     next: next.wrapping_add(1),
                 };
-                // At once: if `f` panics in the next frame, this one is released.
-                self.read = cursor;
                 count += 1;
                 continue;
             }
-            match self.advance_over_other(header, f) {
-                Ok(handed_out) => count += handed_out,
+            match Cursor::over_other(header, reading.cursor, geometry, data, f) {
+                Ok((behind, handed_out)) => {
+                    reading.cursor = behind;
+                    count += usize::from(handed_out);
+                }
                 Err(damage) if count == 0 => return Err(damage),
                 // What was handed out counts; the damage is still there at the next call.
                 Err(_) => break,
             }
-            cursor = self.read;
         }
         Ok(count)
-    }
-
-    /// Moves the read cursor over a frame that is no message, or says what is wrong with it.
-    #[cold]
-    #[inline(never)]
-    fn advance_over_other(
-        &mut self,
-        header: Header,
-        f: &mut dyn FnMut(Frame<'_>),
-    ) -> Result<usize, Box<Damage>> {
-        let Cursor { position, next } = self.read;
-        let located = header.check(&self.geometry, &self.data, position, next)?;
-        let handed_out = frame::lend(&self.geometry, &self.data, &located, f).is_some();
-        self.read = Cursor::behind(&located);
-        Ok(usize::from(handed_out))
     }
 
     /// Releases what was read, through `through`. What was not read is not released, nor what lies behind an epoch frame
@@ -300,10 +322,24 @@ impl<M: Memory> Reader<M> {
     }
 }
 
+/// A reader under way, in registers: what it has passed is read, also when the handler panics in the next frame.
+struct Reading<'a> {
+    cursor: Cursor,
+    read: &'a mut Cursor,
+}
+
+impl Drop for Reading<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        *self.read = self.cursor;
+    }
+}
+
 /// Releases what was read, also when the handler panics: the frame it panicked in is not read.
 struct ReleaseOnExit<'a, M: Memory>(&'a mut Reader<M>);
 
 impl<M: Memory> Drop for ReleaseOnExit<'_, M> {
+    #[inline]
     fn drop(&mut self) {
         self.0.release_all();
     }

@@ -4,6 +4,9 @@
 //! all but the first with their word 0: nobody looks there, since every reader, and every producer that takes over, comes to
 //! a frame from the one before it. The word 0 of the first frame, stored last and with release, publishes them all. So a kill
 //! leaves the whole batch, or nothing of it.
+//!
+//! Consumers poll the line of the first frame. Who fills a small first message there takes it from them, loses it again, and
+//! has to fetch it a second time to publish; so that message is better kept elsewhere until the commit.
 
 use std::ops::Range;
 
@@ -17,6 +20,7 @@ use crate::{
     hold,
     layout::frame as frame_at,
     memory::Memory,
+    ownership::Mark,
 };
 
 /// A stretch of the ring that the holder may fill with messages. Forgetting it costs nothing, as with a [`Reservation`].
@@ -38,6 +42,7 @@ pub struct Batch {
 
 impl Batch {
     /// Messages that were added.
+    #[inline(always)]
     pub fn count(&self) -> usize {
         usize::try_from(self.next - self.first.sequence).unwrap_or(usize::MAX)
     }
@@ -78,7 +83,8 @@ impl<M: Memory> Writer<M> {
 
     /// Adds a message with a payload of `len` bytes to a batch that was just reserved, and returns the payload's index in
     /// the data. `None` when there is no room left for it.
-    pub fn add(&self, batch: &mut Batch, kind: MessageType, len: usize) -> Option<usize> {
+    #[inline(always)]
+    pub fn add(&mut self, batch: &mut Batch, kind: MessageType, len: usize) -> Option<usize> {
         let len = len as u64;
         let bytes = self.geometry.frame_bytes(len);
         if len > self.geometry.payload_max() || bytes > batch.end - batch.at {
@@ -98,16 +104,36 @@ impl<M: Memory> Writer<M> {
         batch.last = batch.at;
         batch.at += bytes;
         batch.next += 1;
+        if batch.at > self.clear_at && bytes <= self.clear.frame_bytes_max {
+            self.clear_ahead_of(batch);
+        }
         hold::point("ring.batch");
         Some(payload_index(&self.geometry, index))
     }
 
-    /// Publishes the messages of the last batch that was reserved, and returns their sequences. `now_ns` is asked on stamped
-    /// rings: they all get the same time.
+    /// Zeroes slots behind a batch while it is filled, as [`clear_ahead`](Writer::clear_ahead) does between single frames:
+    /// all at once behind the commit would be as many cache misses in one burst as the batch has lines.
+    #[inline(never)]
+    fn clear_ahead_of(&mut self, batch: &Batch) {
+        let from = self.clear_to.max(self.dirty_to);
+        if batch.first.start != self.position || !self.clear_step(from) {
+            // Behind the commit, then.
+            self.clear_at = batch.end - 1;
+        }
+    }
+
+    /// Publishes the messages of the last batch that was reserved, and returns their sequences. `first_payload` is that of
+    /// the first one, if it was not filled in its place. `now_ns` is asked on stamped rings: they all get the same time.
     ///
     /// # Panics
     /// When the batch is not of this writer's position: a later one, or a commit, came after it.
-    pub fn commit_batch(&mut self, batch: &Batch, now_ns: impl FnOnce() -> u64) -> Range<Sequence> {
+    #[inline(always)]
+    pub fn commit_batch(
+        &mut self,
+        batch: &Batch,
+        first_payload: &[u8],
+        now_ns: impl Fn() -> u64,
+    ) -> Range<Sequence> {
         let Batch {
             mut first, last, ..
         } = *batch;
@@ -123,10 +149,14 @@ impl<M: Memory> Writer<M> {
             self.stamp_batch(batch, now_ns());
         }
         self.clear_behind(batch.at);
+        self.data
+            .write(payload_index(&self.geometry, first.index), first_payload);
         first.end = batch.at;
-        self.publish_cleared(&first, batch.first_word, batch.next);
-        self.last_position = last;
-        self.last_sequence = batch.next - 1;
+        let last = Mark {
+            position: last,
+            sequence: batch.next - 1,
+        };
+        self.publish_cleared(&first, batch.first_word, last, batch.next);
         sequences
     }
 

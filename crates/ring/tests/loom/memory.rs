@@ -177,6 +177,10 @@ impl Memory for Region {
         }
     }
 
+    fn has(&self, offset: usize, len: usize) -> bool {
+        offset + len <= self.words.len() * 8
+    }
+
     fn read<R>(&self, offset: usize, len: usize, f: impl FnOnce(&[u8]) -> R) -> R {
         let bytes: Vec<u8> = (offset..offset + len)
             .step_by(8)

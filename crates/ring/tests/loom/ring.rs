@@ -227,7 +227,7 @@ impl Ring {
                         let at = writer.add(&mut batch, MessageType(1), len).unwrap();
                         writer.data().write(at, &payload);
                     }
-                    writer.commit_batch(&batch, || 0);
+                    writer.commit_batch(&batch, &[], || 0);
                 }
                 Err(PublishError::Full { .. }) => thread::yield_now(),
                 Err(error) => panic!("{error}"),

@@ -180,6 +180,10 @@ impl Memory for View {
         }
     }
 
+    fn has(&self, offset: usize, len: usize) -> bool {
+        offset + len <= self.words.len() * 8
+    }
+
     fn read<R>(&self, offset: usize, len: usize, f: impl FnOnce(&[u8]) -> R) -> R {
         let words = offset / 8..(offset + len).div_ceil(8);
         let bytes: Vec<u8> = self.words[words]

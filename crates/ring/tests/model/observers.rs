@@ -127,6 +127,10 @@ impl Memory for Eye {
         panic!("an observer writes nothing");
     }
 
+    fn has(&self, offset: usize, len: usize) -> bool {
+        offset + len <= self.player.words(self.file).len() * 8
+    }
+
     fn read<R>(&self, _: usize, _: usize, _: impl FnOnce(&[u8]) -> R) -> R {
         panic!("an observer is lent nothing, since it may be written over");
     }

@@ -675,6 +675,8 @@ impl World {
         }
         self.clock_ns += 1;
         let mut pending = VecDeque::new();
+        // The payload of the first message, where it is handed over with the commit.
+        let mut first = Vec::new();
         for len in &lens[..self.rng.usize(..=count)] {
             let kind = self.rng.u16(..);
             let at = writer
@@ -684,7 +686,11 @@ impl World {
                 .flat_map(|_| garbage(&mut self.rng).to_le_bytes())
                 .collect();
             payload.truncate(*len);
-            writer.data().write(at, &payload);
+            if pending.is_empty() && self.rng.bool() {
+                first.clone_from(&payload);
+            } else {
+                writer.data().write(at, &payload);
+            }
             pending.push_back(Content::Message {
                 kind,
                 payload,
@@ -696,7 +702,7 @@ impl World {
         }
         let added = pending.len();
         self.truth.borrow_mut().pending = pending;
-        let sequences = writer.commit_batch(&batch, || self.clock_ns);
+        let sequences = writer.commit_batch(&batch, &first, || self.clock_ns);
         assert_eq!(sequences.end.0 - sequences.start.0, added as u64);
         if !producer.fuel.is_dead() {
             assert!(
@@ -841,10 +847,11 @@ impl World {
         let asked = joining
             .ask(wish)
             .expect("an honest ring can always be joined");
-        if fuel.is_dead() {
+        // Killed behind its last store it is counted, too.
+        if fuel.is_dead() && self.files.standing(consumer) != Standing::Counted {
             return false;
         }
-        assert!(asked, "nobody publishes meanwhile");
+        assert!(asked || fuel.is_dead(), "nobody publishes meanwhile");
         let position = self.files.stored(consumer);
         let truth = self.truth.borrow();
         let next = truth.published.iter().find(|frame| frame.start >= position);
@@ -878,7 +885,7 @@ impl World {
             last: Sequence(last),
         });
         assert_eq!(found.pending, pending);
-        true
+        !fuel.is_dead()
     }
 
     /// Evicts one, now and then again and again, with what it loses in between.

@@ -27,7 +27,27 @@ const POLL_LIMIT: usize = 256;
 
 /// Messages of one batch, where they are published in batches.
 const BATCH: usize = 32;
-const IN_BATCHES: &str = "ours, in batches of 32";
+
+/// How messages are published.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+enum Publishing {
+    /// Each made in its place, as those of the raw stream are.
+    InPlace,
+    /// Each made elsewhere and copied in.
+    Copied,
+    /// [`BATCH`] together, made in their places.
+    Batches,
+}
+
+impl Publishing {
+    fn words(self) -> &'static str {
+        match self {
+            Self::InPlace => "ours",
+            Self::Copied => "ours, copied in",
+            Self::Batches => "ours, in batches of 32",
+        }
+    }
+}
 
 /// Name of the consumer.
 const CONSUMER: &str = "bench";
@@ -154,14 +174,14 @@ struct Throughput<'a, 'b> {
 }
 
 impl Throughput<'_, '_> {
-    /// A round in a ring, with so many messages published together.
-    fn ring(&mut self, batch: usize) -> Result<Round, Failure> {
+    /// A round in a ring.
+    fn ring(&mut self, publishing: Publishing) -> Result<Round, Failure> {
         let place = self.stage.place()?;
         rings::create(&place, RING, self.plan.shape, &[CONSUMER])?;
         Field::create(&place.join(FIELD), 1).map_err(Failure::new)?;
         self.round(&place, || Way::Ring {
             ring: place.join(RING),
-            batch,
+            publishing,
         })
     }
 
@@ -186,7 +206,7 @@ impl Regime for Throughput<'_, '_> {
     }
 
     fn ours(&mut self) -> Result<Round, Failure> {
-        self.ring(1)
+        self.ring(Publishing::InPlace)
     }
 
     fn limit(&mut self) -> Result<Round, Failure> {
@@ -202,12 +222,14 @@ impl Regime for Throughput<'_, '_> {
         self.crew.probe()
     }
 
-    /// Small messages in batches, too.
+    /// Small messages in the other ways, too.
     fn peers(&mut self) -> Result<Vec<(&'static str, Round)>, Failure> {
         if self.plan.is_bulk {
             return Ok(Vec::new());
         }
-        Ok(vec![(IN_BATCHES, self.ring(BATCH)?)])
+        let ways = [Publishing::Batches, Publishing::Copied];
+        let rounds = ways.map(|way| Ok((way.words(), self.ring(way)?)));
+        rounds.into_iter().collect()
     }
 }
 
@@ -227,8 +249,13 @@ pub(super) struct Work {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Way {
-    Ring { ring: PathBuf, batch: usize },
-    Raw { lines: usize },
+    Ring {
+        ring: PathBuf,
+        publishing: Publishing,
+    },
+    Raw {
+        lines: usize,
+    },
 }
 
 impl super::Work for Work {
@@ -250,12 +277,13 @@ impl Work {
                     let stream = Stream { lines: *lines };
                     raw::stream_out(&field, stream, size, content, total)?;
                 }
-                Way::Ring { ring, batch } => {
+                Way::Ring { ring, publishing } => {
                     let to = rings::producer(ring, Sleepers::AreWoken)?;
                     field.meet(Side::Left, 1)?;
-                    match batch {
-                        1 => send(to, size, content, total)?,
-                        batch => send_batches(to, size, content, total, *batch)?,
+                    match publishing {
+                        Publishing::InPlace => send(to, size, content, total)?,
+                        Publishing::Copied => send_copies(to, size, content, total)?,
+                        Publishing::Batches => send_batches(to, size, content, total)?,
                     }
                 }
             }
@@ -317,26 +345,50 @@ impl Work {
     }
 }
 
-/// Longest message that is made and then copied in, as an application does with a small one. Longer ones are made in place.
-const COPIED_BYTES_MAX: usize = 2 * LINE_BYTES;
-
 /// As [`raw::stream_out`], into a ring.
 fn send(mut to: Producer, size: impl Size, content: Content, messages: u64) -> Result<(), Failure> {
-    let mut small = [0; COPIED_BYTES_MAX];
+    each(messages, |number| {
+        let mut claim = to.try_claim(size.bytes(), TYPE)?;
+        size.fill(content, number, &mut claim);
+        claim.commit();
+        Ok(())
+    })
+}
+
+/// A message that is copied in: in lines of its own, so that no store of it crosses from one to the next. The load of what
+/// such a store wrote waits until it has left the core.
+#[repr(align(64))]
+struct Small([u8; 2 * LINE_BYTES]);
+
+/// As [`send`], with each message made elsewhere and copied in.
+fn send_copies(
+    mut to: Producer,
+    size: impl Size,
+    content: Content,
+    messages: u64,
+) -> Result<(), Failure> {
+    let mut small = Small([0; 2 * LINE_BYTES]);
+    let Some(message) = small.0.get_mut(..size.bytes()) else {
+        return Err(Failure::new("copied in are only messages of two lines"));
+    };
+    each(messages, |number| {
+        size.fill(content, number, message);
+        to.publish(TYPE, size.of(message).unwrap_or_default())?;
+        Ok(())
+    })
+}
+
+/// Calls `publish` with 1 to `messages`, with each number until there is room.
+#[inline(always)]
+fn each(
+    messages: u64,
+    mut publish: impl FnMut(u64) -> Result<(), PublishError>,
+) -> Result<(), Failure> {
     let mut patience = Patience::default();
     for number in 1..=messages {
         loop {
-            let published = if let Some(small) = small.get_mut(..size.bytes()) {
-                size.fill(content, number, small);
-                to.publish(TYPE, size.of(small).unwrap_or_default())
-            } else {
-                to.try_claim(size.bytes(), TYPE).map(|mut claim| {
-                    size.fill(content, number, &mut claim);
-                    claim.commit()
-                })
-            };
-            match published {
-                Ok(_) => break,
+            match publish(number) {
+                Ok(()) => break,
                 Err(PublishError::Full { .. }) => patience.pause()?,
                 Err(error) => return Err(Failure::new(error)),
             }
@@ -345,15 +397,14 @@ fn send(mut to: Producer, size: impl Size, content: Content, messages: u64) -> R
     Ok(())
 }
 
-/// As [`send`], with `batch` messages published together.
+/// As [`send`], with as many messages as a batch has published together.
 fn send_batches(
     mut to: Producer,
     size: impl Size,
     content: Content,
     messages: u64,
-    batch: usize,
 ) -> Result<(), Failure> {
-    let batch = batch.min(to.ring().max_batch(size.bytes()).max(1));
+    let batch = BATCH.min(to.ring().max_batch(size.bytes()).max(1));
     let mut patience = Patience::default();
     let mut sent = 0;
     while sent < messages {
