@@ -120,7 +120,7 @@ impl<'a> Agent<'a> {
         let source = joint.writer.source().clone();
         if released > progress.through {
             let first = progress.through.next();
-            cycle.lose(first, released);
+            cycle.lose(&targets, source.id(), first, released);
             (surroundings.observer)(&BridgeEvent::Lost {
                 source: source.clone(),
                 epoch: progress.epoch,
@@ -459,7 +459,7 @@ impl Taker<'_> {
     }
 
     fn lost(&mut self, first: Sequence, last: Sequence, cause: LossCause) {
-        self.cycle.lose(first, last);
+        self.cycle.lose(self.targets, self.source_id, first, last);
         (self.surroundings.observer)(&BridgeEvent::Lost {
             source: self.source.clone(),
             epoch: self.cycle.progress.epoch,
@@ -471,10 +471,17 @@ impl Taker<'_> {
 }
 
 impl Cycle {
-    /// `first` to `last` never come: every partition is told, since any of them could have been theirs.
-    fn lose(&mut self, first: Sequence, last: Sequence) {
-        for batch in &mut self.batches {
-            batch.push_gap(first, last);
+    /// `first` to `last` never come: every partition is told that could have been theirs.
+    fn lose(&mut self, targets: &[Target], source: SourceId, first: Sequence, last: Sequence) {
+        let identity = Identity {
+            source,
+            epoch: self.progress.epoch,
+            sequence: last,
+        };
+        for (target, batch) in targets.iter().zip(&mut self.batches) {
+            if target.partition.0 < target.topic.partitions_of(&identity) {
+                batch.push_gap(first, last);
+            }
         }
         self.progress.lost += last.0 - first.0 + 1;
         self.progress.through = last;
@@ -513,8 +520,10 @@ fn unexpected(target: &Target, identity: Identity, answer: Answer) -> AgentError
 mod tests {
     use std::sync::Mutex;
 
-    use teeline_core::{Epoch, Sequence, SourceName, recorder::NoRecorder};
-    use teeline_log::{Log, LogOptions, Progress, TopicConfig, fake::FakeDisk};
+    use teeline_core::{Epoch, Partition, Sequence, SourceName, recorder::NoRecorder};
+    use teeline_log::{
+        Log, LogOptions, NewRecord, Progress, Succession, TopicConfig, fake::FakeDisk,
+    };
     use teeline_os::SystemClock;
     use teeline_ring::{Frame, Message, MessageType};
 
@@ -523,7 +532,7 @@ mod tests {
         batch::Batch,
         config::{Others, RouteConfig, Types},
         event::{BridgeEvent, LossCause},
-        plan::{History, Plan, Rules},
+        plan::{History, Plan, Rules, Target},
         route::KeyRule,
     };
 
@@ -609,6 +618,42 @@ mod tests {
         cycle.progress.routed += messages as u64;
         assert!(is_balanced(&cycle.progress), "{:?}", cycle.progress);
         (cycle.progress, losses.into_inner().unwrap(), numbers)
+    }
+
+    #[test]
+    fn a_gap_goes_to_the_partitions_that_its_numbers_could_have_gone_to() {
+        let log =
+            Log::open_or_create_on(FakeDisk::new(1).process(), "/log", &LogOptions::default())
+                .unwrap();
+        let source: SourceName = "gw1.fills".parse().unwrap();
+        let mut topic = log
+            .create_topic(&"fills".parse().unwrap(), &TopicConfig::default())
+            .unwrap();
+        let mut writer = log.writer(&source, EPOCH, Succession::AfterDrain).unwrap();
+        let record = NewRecord::data(Sequence(10), 1, None, b"fill");
+        writer.append(&topic, Partition(0), &[record]).unwrap();
+        topic.grow(2, false).unwrap();
+        let targets: Vec<_> = topic
+            .partitions()
+            .map(|partition| Target {
+                topic: topic.clone(),
+                partition,
+            })
+            .collect();
+        let mut cycle = Cycle {
+            batches: vec![Batch::default(), Batch::default()],
+            progress: Progress::start(EPOCH),
+            taken: Sequence::NONE,
+            frames: 0,
+            payload_bytes: 0,
+        };
+        cycle.lose(&targets, source.id(), Sequence(1), Sequence(10));
+        cycle.lose(&targets, source.id(), Sequence(11), Sequence(12));
+        let gaps = cycle.batches.iter().map(|batch| {
+            let gaps = batch.next(usize::MAX).iter();
+            gaps.map(|gap| gap.sequence.0).collect::<Vec<_>>()
+        });
+        assert_eq!(gaps.collect::<Vec<_>>(), [vec![10, 12], vec![12]]);
     }
 
     #[test]

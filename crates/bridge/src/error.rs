@@ -172,6 +172,12 @@ impl AgentError {
         }
     }
 
+    /// Whether it is only that a topic has more partitions by now, so that records have to be routed anew.
+    #[must_use]
+    pub fn is_growth(&self) -> bool {
+        matches!(self, Self::Append { error, .. } if matches!(**error, AppendError::Grown { .. }))
+    }
+
     /// Whether it can work later, with nothing lost until then: there is no space, or another process holds what is
     /// needed.
     #[must_use]

@@ -80,6 +80,8 @@ enum End {
     RingOver,
     /// A relayed ring goes on with another epoch.
     EpochOver,
+    /// A topic has got more partitions: the source attaches anew, and what is not stored yet is routed by these.
+    Grown,
 }
 
 impl Bridge {
@@ -218,7 +220,8 @@ impl Drop for Alarm<'_> {
     }
 }
 
-/// Opens a topic, or creates it if it is missing; an existing one must be as described.
+/// Opens a topic, or creates it if it is missing; an existing one must be as described, or have been before it was given
+/// more partitions.
 fn open_topic(log: &Log, spec: &TopicSpec) -> Result<Topic, BridgeError> {
     let topic = match log.topic(&spec.name) {
         Err(TopicError::NotFound(_)) => match log.create_topic(&spec.name, &spec.config) {
@@ -229,7 +232,11 @@ fn open_topic(log: &Log, spec: &TopicSpec) -> Result<Topic, BridgeError> {
         found => found,
     }?;
     let found = topic.config();
-    let differs = if found.partitions != spec.config.partitions {
+    let grown = topic.growths().into_iter();
+    let mut once = grown.map(|growth| growth.before);
+    let partitions_differ = found.partitions != spec.config.partitions
+        && !once.any(|partitions| partitions == spec.config.partitions);
+    let differs = if partitions_differ {
         let partitions = |count| format!("{count} partitions");
         Some((
             partitions(found.partitions),
@@ -288,7 +295,7 @@ impl Tender<'_> {
                     match self.drive(agent, ring_file, &mut drain_deadline_ns)? {
                         End::Stopped => return Ok(()),
                         End::RingOver => {}
-                        End::EpochOver => in_midst = true,
+                        End::EpochOver | End::Grown => in_midst = true,
                     }
                 }
                 Attached::NotYet(NotYet { kind, reason }) => {
@@ -342,6 +349,7 @@ impl Tender<'_> {
                     }
                     return Ok(End::EpochOver);
                 }
+                Err(error) if error.is_growth() => return Ok(End::Grown),
                 Err(error) if error.may_pass() => {
                     if stopping {
                         agent.stop(false);

@@ -342,3 +342,46 @@ fn a_reader_in_another_language_reads_the_same() {
         "{told}"
     );
 }
+
+#[test]
+fn partitions_are_added_by_command_and_what_was_there_is_not_stored_again() {
+    let place = Place::new(&["--partitions", "2"]);
+    let by = ["--source", "gw1.fills", "--key-separator", "="];
+    assert_eq!(place.append(&by, &lines(0..100))["stored"], 100);
+    let tried = place
+        .verb(&["grow", "fills", "--partitions", "5", "--dry-run"])
+        .run()
+        .fine();
+    assert_eq!(tried.objects()[0]["dry_run"], true);
+    let topics = place.verb(&["topics"]).run().fine();
+    assert_eq!(topics.objects()[0]["partitions"], 2);
+    let grown = place
+        .verb(&["grow", "fills", "--partitions", "5"])
+        .run()
+        .fine();
+    let grown = grown.objects().remove(0);
+    assert_eq!(
+        (&grown["partitions_before"], &grown["partitions"]),
+        (&2.into(), &5.into())
+    );
+    assert_eq!(grown["sources"][0]["source"], "gw1.fills");
+    assert_eq!(grown["sources"][0]["sequence"], 100);
+    let again = [&by[..], &["--from", "1"]].concat();
+    assert_eq!(place.append(&again, &lines(0..100))["duplicate"], 100);
+    assert_eq!(place.append(&by, &lines(100..300))["stored"], 200);
+    let topics = place.verb(&["topics"]).run().fine();
+    assert_eq!(topics.objects()[0]["records"], 300);
+    let partitions = topics.objects()[0]["high_watermarks"]
+        .as_array()
+        .unwrap()
+        .clone();
+    assert!(
+        partitions.iter().filter(|end| **end != 0).count() > 2,
+        "{partitions:?}"
+    );
+    let fewer = place
+        .verb(&["grow", "fills", "--partitions", "4"])
+        .run()
+        .refused();
+    assert!(fewer.contains("it can only get more"), "{fewer}");
+}

@@ -216,6 +216,17 @@ pub enum AppendError {
         /// How many there are.
         partitions: u32,
     },
+    /// Partitions were added since the batch was routed, and by now a record of it belongs elsewhere.
+    /// [Refresh](crate::Topic::refresh) the topic, and route its records anew.
+    #[error(
+        "topic {topic} has grown to {partitions} partitions since these records were routed: route them anew"
+    )]
+    Grown {
+        /// The topic.
+        topic: String,
+        /// How many partitions there are now.
+        partitions: u32,
+    },
     /// The log was opened for reading only.
     #[error("the log {} was opened for reading only", root.display())]
     ReadOnly {

@@ -164,8 +164,8 @@ pub enum TopicError {
         /// The log's directory.
         root: PathBuf,
     },
-    /// Another process is creating a topic and does not come to an end.
-    #[error("{} is held by another process that is creating a topic", root.display())]
+    /// Another process is creating a topic, or adding partitions to one, and does not come to an end.
+    #[error("{} is held by another process that creates a topic or adds partitions", root.display())]
     Busy {
         /// The log's directory.
         root: PathBuf,
@@ -184,8 +184,8 @@ const SOURCES_DIR: &str = "sources";
 /// Directory of the consumer groups' database.
 const GROUPS_DIR: &str = "groups";
 
-/// Lock of whoever creates the log or a topic.
-const LOCK_FILE: &str = "lock";
+/// Lock of whoever creates the log or a topic, or adds partitions.
+pub(crate) const LOCK_FILE: &str = "lock";
 
 /// Names in the log's directory that are no topics.
 const OWN_NAMES: [&str; 4] = [IDENTITY_FILE, SOURCES_DIR, GROUPS_DIR, LOCK_FILE];
@@ -436,12 +436,7 @@ impl Log {
                 what: "the name is taken by a file of the log itself".to_owned(),
             });
         }
-        let lock = storage.lock_file(&root.join(LOCK_FILE))?;
-        lock.acquire(options.patience)
-            .map_err(|error| match error {
-                LockError::Held { .. } => TopicError::Busy { root: root.clone() },
-                LockError::Storage(error) => error.into(),
-            })?;
+        let _lock = topic::lock(self.env())?;
         let dir = root.join(name.as_str());
         if topic::exists(&**storage, &dir)? {
             return Err(TopicError::AlreadyExists(name.clone()));
@@ -465,7 +460,7 @@ impl Log {
     /// When there is none or it cannot be read.
     pub fn topic(&self, name: &Name) -> Result<Topic, TopicError> {
         let mut topics = self.opened_topics();
-        if let Some(topic) = topics.get(name) {
+        if let Some(topic) = topics.get_mut(name) {
             topic.refresh()?;
             return Ok(topic.clone());
         }

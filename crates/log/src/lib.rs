@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What it does not do yet: repair of damage, adding partitions, an index by key. Retention and compaction are done by
+//! What it does not do yet: repair of damage, an index by key. Retention and compaction are done by
 //! whoever asks for them: see [`Log::upkeep`].
 //!
 //! The files are described in [`mod@format`].
@@ -69,7 +69,7 @@ pub use partitioner::partition_for_key;
 pub use reader::{Overtaken, ReadError, Reader, Record};
 pub use recovery::RecoveryReport;
 pub use storage::Access;
-pub use topic::{Compaction, Growth, Retention, Topic, TopicConfig};
+pub use topic::{Compaction, GrowError, Growth, Retention, Topic, TopicConfig};
 pub use upkeep::{Passed, Upkeep, UpkeepError};
 pub use writer::{
     EpochEnded, LastStored, ResumeError, ResumePoint, Succession, Writer, WriterError,

@@ -9,6 +9,7 @@ mod append;
 mod appender;
 mod compact;
 mod durability;
+mod grow;
 mod reload;
 mod retain;
 mod syncer;
@@ -277,28 +278,38 @@ impl Partition {
         Ok(appender.report.clone())
     }
 
-    /// Appends a batch of a source in one of its lives.
+    /// Appends a batch of a source in one of its lives. `growths` is how often the topic had grown when it was routed;
+    /// nothing is done, and nothing answered, if that is not what those who append here go by.
     pub(crate) fn append(
         self: &Arc<Self>,
         source: SourceId,
         epoch: Epoch,
         batch: &[NewRecord<'_>],
         dedup: bool,
-    ) -> Result<BatchAnswer, AppendError> {
+        growths: u64,
+    ) -> Result<Option<BatchAnswer>, AppendError> {
         append::check_batch(batch, &self.config)?;
-        let (syncer, mut answer, written, wishes) = self.with_appender(|appender| {
+        let done = self.with_appender(|appender| {
             appender.prepare(source, epoch, batch);
-            let (answer, written) =
-                appender.locked(|appender| appender.append(source, epoch, batch, dedup))?;
+            let appended = appender.locked(|appender| {
+                if appender.growths() != Some(growths) {
+                    return Ok(None);
+                }
+                appender.append(source, epoch, batch, dedup).map(Some)
+            })?;
             let wishes = mem::take(&mut appender.wishes);
-            Ok((Arc::clone(&appender.syncer), answer, written, wishes))
+            Ok(appended
+                .map(|(answer, written)| (Arc::clone(&appender.syncer), answer, written, wishes)))
         })?;
+        let Some((syncer, mut answer, written, wishes)) = done else {
+            return Ok(None);
+        };
         // Outside of all locks: others append meanwhile, and one sync serves all who wait.
         if let Some(written) = written {
             answer.durable = self.commit(&syncer, &written)?;
         }
         self.grant(&wishes)?;
-        Ok(answer)
+        Ok(Some(answer))
     }
 
     /// Has done aside what came up while appending.

@@ -1,6 +1,7 @@
 //! A topic: a named set of partitions with one configuration.
 
 mod config;
+mod grow;
 
 use std::{
     io,
@@ -8,19 +9,24 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use teeline_core::{Identity, Name, Offset, Partition as Number, SourceId};
+use teeline_core::{Epoch, Identity, Name, Offset, Partition as Number, Sequence, SourceId};
 
 use self::config::Description;
 use crate::{
-    AppendError, LastStored, LogOptions, ReadError, Reader, RecoveryReport, TopicError,
+    AppendError, BatchAnswer, LastStored, LogOptions, NewRecord, ReadError, Reader, RecoveryReport,
+    TopicError,
+    directory::LOCK_FILE,
     helper::Helper,
     partition,
     partition::Partition,
     partition_for_key,
-    storage::{Access, Storage, StorageError},
+    storage::{Access, LockError, LockFile, Storage, StorageError},
 };
 
-pub use self::config::{Compaction, Growth, Retention, TopicConfig};
+pub use self::{
+    config::{Compaction, Growth, Retention, TopicConfig},
+    grow::GrowError,
+};
 
 /// File that describes a topic, in its directory.
 const CONFIG_FILE: &str = "topic.toml";
@@ -76,6 +82,19 @@ fn read_description(
     Description::from_bytes(&bytes).map_err(|what| TopicError::Malformed { path, what })
 }
 
+/// Takes the lock of whoever creates a topic of the log, or adds partitions to one.
+pub(crate) fn lock(env: &Env) -> Result<Box<dyn LockFile>, TopicError> {
+    let lock = env.storage.lock_file(&env.root.join(LOCK_FILE))?;
+    lock.acquire(env.options.patience)
+        .map_err(|error| match error {
+            LockError::Held { .. } => TopicError::Busy {
+                root: env.root.clone(),
+            },
+            LockError::Storage(error) => error.into(),
+        })?;
+    Ok(lock)
+}
+
 /// Whether a directory holds a topic.
 pub(crate) fn exists(storage: &dyn Storage, dir: &Path) -> Result<bool, StorageError> {
     match storage.read(&dir.join(CONFIG_FILE)) {
@@ -83,6 +102,15 @@ pub(crate) fn exists(storage: &dyn Storage, dir: &Path) -> Result<bool, StorageE
         Err(error) if error.is_not_found() => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Who decided on the partition of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Placed {
+    /// The topic: see [`Topic::route`].
+    ByRoute,
+    /// The writer, by rules of his own.
+    ByWriter,
 }
 
 /// What every part of an open log shares.
@@ -94,10 +122,13 @@ pub(crate) struct Env {
     pub(crate) helper: Helper,
 }
 
-/// A topic of an open log. Clones are the same topic.
+/// A topic of an open log, as its file described it when this handle was made or [refreshed](Topic::refresh): another
+/// handle or process may have added partitions since. Clones are the same topic.
 #[derive(Debug, Clone)]
 pub struct Topic {
     shared: Arc<Shared>,
+    /// What this handle routes by.
+    current: Arc<Current>,
 }
 
 #[derive(Debug)]
@@ -105,11 +136,11 @@ struct Shared {
     env: Arc<Env>,
     name: Name,
     dir: PathBuf,
-    /// Changes when the topic grows, or its policies do.
-    current: RwLock<Arc<Current>>,
+    /// What any handle of this log read last.
+    newest: RwLock<Arc<Current>>,
 }
 
-/// A topic as its file described it last.
+/// A topic as its file described it at some time.
 #[derive(Debug)]
 struct Current {
     description: Description,
@@ -138,6 +169,30 @@ impl Current {
             partitions,
         }
     }
+
+    /// How often partitions were added.
+    fn growths(&self) -> u64 {
+        self.description.growths.len() as u64
+    }
+
+    /// Number of partitions that a message is spread over.
+    fn partitions_of(&self, identity: &Identity) -> u32 {
+        let mut growths = self.description.growths.iter();
+        growths
+            .find(|growth| growth.precedes(identity))
+            .map_or(self.config.partitions, |growth| growth.before)
+    }
+
+    fn route(&self, identity: &Identity, key: Option<&[u8]>) -> Number {
+        let partitions = self.partitions_of(identity);
+        match key {
+            Some(key) => partition_for_key(key, partitions),
+            None => {
+                let partition = identity.sequence.0 % u64::from(partitions);
+                Number(u32::try_from(partition).expect("smaller than a u32"))
+            }
+        }
+    }
 }
 
 impl Topic {
@@ -148,36 +203,43 @@ impl Topic {
             // Whoever made the topic may have died before its name was durable.
             env.storage.sync_dir(&env.root)?;
         }
-        let current = Current::new(env, &dir, description, Vec::new());
+        let current = Arc::new(Current::new(env, &dir, description, Vec::new()));
         Ok(Self {
             shared: Arc::new(Shared {
                 env: Arc::clone(env),
                 name: name.clone(),
                 dir,
-                current: RwLock::new(Arc::new(current)),
+                newest: RwLock::new(Arc::clone(&current)),
             }),
+            current,
         })
     }
 
-    fn current(&self) -> Arc<Current> {
-        let current = self.shared.current.read();
-        Arc::clone(&current.unwrap_or_else(PoisonError::into_inner))
+    /// Takes in what another handle or process changed of the topic's file, and says whether there was anything: new
+    /// partitions, above all. What was routed before has to be routed anew. [`Log::topic`](crate::Log::topic) gives a
+    /// handle that is fresh.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn refresh(&mut self) -> Result<bool, TopicError> {
+        let newest = self.read_newest()?;
+        let changed = newest.description != self.current.description;
+        self.current = newest;
+        Ok(changed)
     }
 
-    /// Takes in what another handle or process changed of the topic's file.
-    pub(crate) fn refresh(&self) -> Result<(), TopicError> {
+    /// What the topic's file says now.
+    fn read_newest(&self) -> Result<Arc<Current>, TopicError> {
         let Shared { env, name, dir, .. } = &*self.shared;
+        // Read under the lock, so that nothing newer is overtaken.
+        let newest = self.shared.newest.write();
+        let mut newest = newest.unwrap_or_else(PoisonError::into_inner);
         let description = read_description(&*env.storage, dir, name)?;
-        let mut current = self
-            .shared
-            .current
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        if description != current.description {
-            let partitions = current.partitions.clone();
-            *current = Arc::new(Current::new(env, dir, description, partitions));
+        if description != newest.description {
+            let partitions = newest.partitions.clone();
+            *newest = Arc::new(Current::new(env, dir, description, partitions));
         }
-        Ok(())
+        Ok(Arc::clone(&newest))
     }
 
     pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
@@ -185,10 +247,9 @@ impl Topic {
     }
 
     fn partition(&self, number: Number) -> Result<Arc<Partition>, u32> {
-        let current = self.current();
         let found = usize::try_from(number.0).ok();
-        let found = found.and_then(|number| current.partitions.get(number));
-        found.cloned().ok_or(current.config.partitions)
+        let found = found.and_then(|number| self.current.partitions.get(number));
+        found.cloned().ok_or(self.current.config.partitions)
     }
 
     pub(crate) fn to_append(&self, number: Number) -> Result<Arc<Partition>, AppendError> {
@@ -215,17 +276,17 @@ impl Topic {
         &self.shared.name
     }
 
-    /// How the topic was made, or what it has become by growth and changes of policy, as far as this handle has heard:
-    /// [`Log::topic`](crate::Log::topic) and [`Log::writer`](crate::Log::writer) look.
+    /// How the topic was made, or what it has become by growth, as far as this handle has heard: see
+    /// [`Topic::refresh`].
     #[must_use]
     pub fn config(&self) -> Arc<TopicConfig> {
-        Arc::clone(&self.current().config)
+        Arc::clone(&self.current.config)
     }
 
     /// How the number of partitions has grown, oldest first.
     #[must_use]
     pub fn growths(&self) -> Vec<Growth> {
-        self.current().description.growths.clone()
+        self.current.description.growths.clone()
     }
 
     /// All partitions, in order.
@@ -233,25 +294,21 @@ impl Topic {
         (0..self.config().partitions).map(Number)
     }
 
-    /// Where a record goes: by its key, and without one by its sequence, modulo the number of partitions that there
-    /// were when its source published it.
+    /// Where a record goes: by its key, and without one by its sequence, modulo the [number of
+    /// partitions](Topic::partitions_of) that there were when its source published it.
     ///
     /// # Panics
     /// Never: the remainder fits the type of a partition's number.
     #[must_use]
     pub fn route(&self, identity: &Identity, key: Option<&[u8]>) -> Number {
-        let current = self.current();
-        let mut growths = current.description.growths.iter();
-        let partitions = growths
-            .find(|growth| growth.precedes(identity))
-            .map_or(current.config.partitions, |growth| growth.before);
-        match key {
-            Some(key) => partition_for_key(key, partitions),
-            None => {
-                let partition = identity.sequence.0 % u64::from(partitions);
-                Number(u32::try_from(partition).expect("smaller than a u32"))
-            }
-        }
+        self.current.route(identity, key)
+    }
+
+    /// Over how many partitions a message is spread, from the first on: as many as there are, unless its source had
+    /// published it before partitions were added. A gap record belongs in each of them.
+    #[must_use]
+    pub fn partitions_of(&self, identity: &Identity) -> u32 {
+        self.current.partitions_of(identity)
     }
 
     /// First offset kept.
@@ -385,17 +442,79 @@ impl Topic {
         &self,
         partition: Number,
         source: SourceId,
-        epoch: teeline_core::Epoch,
-        batch: &[crate::NewRecord<'_>],
+        epoch: Epoch,
+        batch: &[NewRecord<'_>],
+        placed: Placed,
         dedup: bool,
-    ) -> Result<crate::BatchAnswer, AppendError> {
-        self.to_append(partition)?
-            .append(source, epoch, batch, dedup)
+    ) -> Result<BatchAnswer, AppendError> {
+        let target = self.to_append(partition)?;
+        let mut growths = self.current.growths();
+        loop {
+            if let Some(answer) = target.append(source, epoch, batch, dedup, growths)? {
+                return Ok(answer);
+            }
+            let newest = self.take_in_growth(&target)?;
+            let moves =
+                |record: &NewRecord<'_>| self.moves(&newest, partition, source, epoch, record);
+            if placed == Placed::ByRoute && batch.iter().any(moves) {
+                return Err(AppendError::Grown {
+                    topic: self.shared.name.to_string(),
+                    partitions: newest.config.partitions,
+                });
+            }
+            growths = newest.growths();
+        }
+    }
+
+    /// Looks at the topic's file because those who append to `target` go by another history than this handle.
+    fn take_in_growth(&self, target: &Partition) -> Result<Arc<Current>, AppendError> {
+        let Shared { env, name, dir, .. } = &*self.shared;
+        let unreadable = |error| match error {
+            TopicError::Storage(error) => AppendError::from(error),
+            error => AppendError::Unreadable {
+                path: dir.join(CONFIG_FILE),
+                what: error.to_string(),
+            },
+        };
+        target.look_at_growths(
+            || {
+                let newest = self.read_newest().map_err(unreadable)?;
+                let growths = newest.growths();
+                Ok((newest, growths))
+            },
+            |newest| describe(&*env.storage, dir, name, &newest.description).map_err(unreadable),
+        )
+    }
+
+    /// Whether a record that belonged in `partition` by what this handle knows belongs somewhere else by now. One that
+    /// never did was placed there by its writer, who knows why.
+    fn moves(
+        &self,
+        newest: &Current,
+        partition: Number,
+        source: SourceId,
+        epoch: Epoch,
+        record: &NewRecord<'_>,
+    ) -> bool {
+        let identity = Identity {
+            source,
+            epoch,
+            sequence: record.sequence,
+        };
+        if record.gap_first.is_some() {
+            return self.current.partitions_of(&identity) != newest.partitions_of(&identity);
+        }
+        if record.key.is_none() && record.sequence == Sequence::NONE {
+            return false;
+        }
+        let of = |current: &Current| current.route(&identity, record.key);
+        of(&self.current) == partition && of(newest) != partition
     }
 
     pub(crate) fn close(&self) -> Result<(), AppendError> {
-        let closed: Vec<_> = self
-            .current()
+        let newest = self.shared.newest.read();
+        let newest = Arc::clone(&newest.unwrap_or_else(PoisonError::into_inner));
+        let closed: Vec<_> = newest
             .partitions
             .iter()
             .map(|partition| partition.close())

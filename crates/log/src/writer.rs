@@ -11,6 +11,7 @@ use crate::{
         progress::{Progress, Slot},
     },
     storage::{Access, Holder, LockError, LockFile, StorageError, StorageFile, describe},
+    topic::Placed,
 };
 
 /// What to do about the epoch before, when a writer comes with a larger one.
@@ -354,14 +355,40 @@ impl Writer {
     /// already were are answered as duplicates, or none is. Numbers rise within a batch.
     ///
     /// # Errors
-    /// When nothing was stored. Append again when the reason is gone: what did reach the disk is then recognised.
+    /// When nothing was stored. Append again when the reason is gone: what did reach the disk is then recognised. After
+    /// [`AppendError::Grown`], [refresh](Topic::refresh) the topic and [route](Topic::route) the records anew.
     pub fn append(
         &mut self,
         topic: &Topic,
         partition: Partition,
         batch: &[NewRecord<'_>],
     ) -> Result<BatchAnswer, AppendError> {
-        topic.append(partition, self.source.id(), self.epoch, batch, self.dedup)
+        self.append_to(topic, partition, batch, Placed::ByRoute)
+    }
+
+    /// As [`Writer::append`], to a partition that the caller decided on, and will decide on again should the records come
+    /// again: it makes no difference that partitions were added.
+    ///
+    /// # Errors
+    /// As [`Writer::append`], but never [`AppendError::Grown`].
+    pub fn append_placed(
+        &mut self,
+        topic: &Topic,
+        partition: Partition,
+        batch: &[NewRecord<'_>],
+    ) -> Result<BatchAnswer, AppendError> {
+        self.append_to(topic, partition, batch, Placed::ByWriter)
+    }
+
+    fn append_to(
+        &mut self,
+        topic: &Topic,
+        partition: Partition,
+        batch: &[NewRecord<'_>],
+        placed: Placed,
+    ) -> Result<BatchAnswer, AppendError> {
+        let (source, epoch) = (self.source.id(), self.epoch);
+        topic.append(partition, source, epoch, batch, placed, self.dedup)
     }
 
     /// What was recorded last.

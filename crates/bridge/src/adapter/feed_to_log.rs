@@ -295,7 +295,7 @@ impl<'a, T: Transport> FeedToLog<'a, T> {
             .take(BATCH_RECORDS)
             .collect();
         let writer = self.writer.as_mut().expect("messages follow their session");
-        let answered = writer.append(&self.topic, PARTITION, &batch)?;
+        let answered = writer.append_placed(&self.topic, PARTITION, &batch)?;
         let mut progress = writer.progress();
         for (record, answer) in batch.iter().zip(answered.answers) {
             let first = record.gap_first.unwrap_or(record.sequence);

@@ -4,6 +4,7 @@
 mod blocked;
 mod feeds;
 mod flow;
+mod growth;
 mod kills;
 mod lives;
 mod place;

@@ -4,6 +4,7 @@
 pub(crate) mod change;
 mod dump;
 mod groups;
+mod grow;
 
 use std::{
     collections::BTreeMap,
@@ -33,6 +34,8 @@ pub(crate) enum LogVerb {
     Retain(change::RetainArgs),
     /// Keep only the latest record of each key, in topics whose policy that is.
     Compact(change::CompactArgs),
+    /// Add partitions to a topic, also while others append and read.
+    Grow(grow::GrowArgs),
     /// Print the batches of a partition as they lie in its files: exit status 1 when bytes are damaged.
     Dump(dump::DumpArgs),
     /// Print the last records of a topic, and with --follow those that come.
@@ -111,6 +114,7 @@ impl LogVerb {
             Self::Append(append) => append.run(out),
             Self::Retain(retain) => retain.run(out),
             Self::Compact(compact) => compact.run(out),
+            Self::Grow(grow) => grow.run(out),
             Self::Dump(dump) => dump.run(out),
             Self::Tail {
                 root,

@@ -112,7 +112,7 @@ pub(crate) fn append(
     record: &NewRecord<'_>,
 ) -> Result<Offset, DeadLetterError> {
     let answer = writer
-        .append(topic, partition, &[*record])
+        .append_placed(topic, partition, &[*record])
         .map_err(|source| DeadLetterError::Append {
             topic: topic.name().clone(),
             source,

@@ -2,7 +2,7 @@
 
 use teeline_core::{Name, SourceName};
 use teeline_log::{
-    Answer, AppendError, Durability, Log, Topic, TopicConfig, TopicError, WriterError,
+    Answer, AppendError, Durability, GrowError, Log, Topic, TopicConfig, TopicError, WriterError,
     storage::StorageError,
 };
 
@@ -29,6 +29,9 @@ pub enum DeadLetterError {
     /// A topic cannot be opened or made.
     #[error(transparent)]
     Topic(#[from] TopicError),
+    /// A topic cannot be given as many partitions as the one beside it has.
+    #[error(transparent)]
+    Grow(#[from] GrowError),
     /// Somebody else made a topic of that name.
     #[error("topic {topic} {what}: move it away, so that it can be made as it has to be")]
     Unsuitable {
@@ -171,7 +174,7 @@ pub(crate) fn open_or_create(
         segment_bytes: beside.config().segment_bytes,
         ..TopicConfig::default()
     };
-    let topic = match log.topic(name) {
+    let mut topic = match log.topic(name) {
         Err(TopicError::NotFound(_)) => match log.create_topic(name, &config) {
             Err(TopicError::AlreadyExists(_)) => log.topic(name)?, // another process was faster
             made => made?,
@@ -182,6 +185,13 @@ pub(crate) fn open_or_create(
         topic: name.clone(),
         what,
     };
+    if topic.config().partitions < partitions {
+        // What it stands beside has grown since.
+        match topic.grow(partitions, false) {
+            Err(GrowError::NotMore { .. }) => {} // another process was faster
+            grown => drop(grown?),
+        }
+    }
     if topic.config().partitions != partitions {
         return Err(unsuitable(format!(
             "has {} partitions instead of {partitions}",

@@ -331,6 +331,8 @@ impl<D: Database> Relay<D> {
             }
             return Ok(());
         }
+        // By as many partitions as there are now; where an event was routed to is on record with its number.
+        self.topic.refresh()?;
         let (topic, source) = (self.topic.clone(), self.writer.source().id());
         let (epoch, numbered) = (self.writer.epoch(), self.numbered);
         let partition_of = |number, key: Option<&[u8]>| {
@@ -380,7 +382,7 @@ impl<D: Database> Relay<D> {
             let records: Vec<_> = batch.iter().map(|row| row.record()).collect();
             let answer = self
                 .writer
-                .append(&self.topic, partition, &records)
+                .append_placed(&self.topic, partition, &records)
                 .map_err(|source| RelayError::Append {
                     topic: self.topic.name().clone(),
                     partition,

@@ -2,7 +2,7 @@
 
 use super::{VERSION, layout};
 
-layout! { USED_BYTES = 152;
+layout! { USED_BYTES = 160;
     MAGIC: u64 = 0,
     BOOT: u64 = 8,
     TERM: u64 = 16,
@@ -22,6 +22,7 @@ layout! { USED_BYTES = 152;
     FORGOTTEN: u64 = 128,
     PREPARED: u64 = 136,
     SYNCING: u64 = 144,
+    GROWTHS: u64 = 152,
 }
 
 /// Length of the file: one page.
@@ -72,11 +73,13 @@ pub enum Word {
     /// Set while the lock for syncing is held: found set by the next holder, the one before died, and nobody knows
     /// what became of his sync.
     Syncing,
+    /// One more than how often partitions were added to the topic; 0: whoever appends next looks.
+    Growths,
 }
 
 impl Word {
     /// All words.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Magic,
         Self::Boot,
         Self::Term,
@@ -96,6 +99,7 @@ impl Word {
         Self::Forgotten,
         Self::Prepared,
         Self::Syncing,
+        Self::Growths,
     ];
 
     /// Where the word stands in the page, in bytes.
@@ -121,6 +125,7 @@ impl Word {
             Self::Forgotten => field::FORGOTTEN.start(),
             Self::Prepared => field::PREPARED.start(),
             Self::Syncing => field::SYNCING.start(),
+            Self::Growths => field::GROWTHS.start(),
         }
     }
 }

@@ -156,19 +156,30 @@ impl Appender {
         &mut self,
         f: impl FnOnce(&mut Self) -> Result<T, AppendError>,
     ) -> Result<T, AppendError> {
+        self.take()?;
+        let done = f(self);
+        let released = self.release();
+        let done = done?;
+        released?;
+        Ok(done)
+    }
+
+    /// Takes the partition's lock and takes in what others did.
+    pub(super) fn take(&mut self) -> Result<(), AppendError> {
         if self.stopped {
             return Err(self.refusal());
         }
         self.catch_up_ahead();
         self.acquire()?;
-        let done = self.catch_up().and_then(|()| match &self.damage {
+        let caught_up = self.catch_up().and_then(|()| match &self.damage {
             Some(damage) => Err(AppendError::Damaged(Box::new(damage.clone()))),
-            None => f(self),
+            None => Ok(()),
         });
-        let released = self.release();
-        let done = done?;
-        released?;
-        Ok(done)
+        if caught_up.is_err() {
+            // The error at hand matters more than that nobody could be woken.
+            drop(self.release());
+        }
+        caught_up
     }
 
     /// Takes the partition's lock.
@@ -197,7 +208,7 @@ impl Appender {
     }
 
     /// Gives the partition's lock up.
-    fn release(&self) -> Result<(), StorageError> {
+    pub(super) fn release(&self) -> Result<(), StorageError> {
         self.lock.release();
         if self.page.load(Word::Waiting) != 0 {
             self.page.store(Word::Waiting, 0)?;

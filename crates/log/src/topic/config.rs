@@ -19,7 +19,7 @@ pub(super) const PARTITIONS_MAX: u32 = 1024;
 /// How a topic is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicConfig {
-    /// Number of partitions, at least 1. Cannot be changed yet.
+    /// Number of partitions, at least 1; more can be [added](crate::Topic::grow).
     pub partitions: u32,
     /// When records are synced.
     pub durability: Durability,
@@ -106,7 +106,8 @@ impl Growth {
     #[must_use]
     pub fn precedes(&self, identity: &Identity) -> bool {
         let last = self.sources.get(&identity.source);
-        last.is_some_and(|last| identity.numbers() <= *last)
+        // Without a number, a record is of no time.
+        identity.sequence != Sequence::NONE && last.is_some_and(|last| identity.numbers() <= *last)
     }
 }
 

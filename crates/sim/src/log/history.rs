@@ -1,23 +1,27 @@
 //! One history: actions drawn from a seed, and a crash in front of every operation that they do.
 
 use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use teeline_core::Partition;
 use teeline_log::{
-    Answer, AppendError, Compaction, Durability, Log, LogOptions, Passed, Retention, Succession,
-    TopicConfig, Writer,
+    Answer, AppendError, Compaction, Durability, GrowError, Log, LogOptions, Passed, Retention,
+    Succession, Topic, TopicConfig, Writer,
     fake::{FakeDisk, FakeStorage, Fault, Operation, Step},
 };
 
 use super::{
-    oracle::{Crash, Oracle},
+    oracle::{Crash, Oracle, PartitionFacts},
     record::{EPOCH, Fact, source, topic_name},
 };
 
 const ROOT: &str = "/log";
+
+/// Most partitions: each is looked at in front of each operation.
+const PARTITIONS_MAX: u32 = 6;
 
 /// What a history was.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,6 +36,8 @@ pub struct Outcome {
     pub dropped: u64,
     /// Segments rewritten by compaction.
     pub rewritten: u64,
+    /// Times that partitions were added.
+    pub grown: u64,
     /// Operations that failed as ordered.
     pub failed: u64,
 }
@@ -47,6 +53,8 @@ fn options() -> LogOptions {
 struct Process {
     storage: Arc<FakeStorage>,
     log: Log,
+    /// Refreshed only when it is told that it has to.
+    topic: Topic,
     writer: Writer,
     source: usize,
 }
@@ -119,7 +127,7 @@ fn act(world: &Shared) {
         60..66 => sync(world, process),
         66..72 => retain(world, process),
         72..80 => compact(world, process),
-        80..84 => grow(world),
+        80..84 => grow(world, process),
         84..88 => reopen(world, process),
         88..92 => restart(world),
         92..95 => order_failure(world),
@@ -271,9 +279,11 @@ fn start(disk: &FakeDisk, number: usize) -> Process {
     let writer = log
         .writer(&source(number), EPOCH, Succession::AfterDrain)
         .unwrap();
+    let topic = log.topic(&topic_name()).unwrap();
     Process {
         storage,
         log,
+        topic,
         writer,
         source: number,
     }
@@ -352,7 +362,7 @@ fn recover_from(world: &Shared, error: &AppendError) {
 
 /// Appends some numbers of a process's source, new ones and now and then some again.
 fn append(world: &Shared, process: usize) {
-    let (facts, log) = {
+    let facts = {
         let mut world = lock(world);
         let source = world.processes[process].source;
         let again = if world.random.u32(0..4) == 0 {
@@ -366,21 +376,32 @@ fn append(world: &Shared, process: usize) {
             .map(|sequence| Fact { source, sequence })
             .collect();
         world.next[source] = world.next[source].max(from + count);
-        (facts, world.processes[process].log.clone())
+        facts
     };
-    let topic = log.topic(&topic_name()).unwrap();
-    for partition in topic.partitions() {
-        let keys: Vec<_> = facts.iter().map(|fact| (*fact, fact.key())).collect();
-        let batch: Vec<_> = keys
-            .into_iter()
-            .filter(|(fact, key)| topic.route(&fact.identity(), Some(key)) == partition)
-            .collect();
-        if batch.is_empty() {
-            continue;
+    let mut waiting = VecDeque::from([facts]);
+    while let Some(facts) = waiting.pop_front() {
+        let topic = lock(world).processes[process].topic.clone();
+        let mut batches: BTreeMap<Partition, Vec<(Fact, Vec<u8>)>> = BTreeMap::new();
+        for fact in facts {
+            let key = fact.key();
+            let partition = topic.route(&fact.identity(), Some(&key));
+            batches.entry(partition).or_default().push((fact, key));
         }
-        if let Err(error) = append_to(world, process, partition, &batch) {
-            recover_from(world, &error);
-            return;
+        for (partition, batch) in batches {
+            match append_to(world, process, &topic, partition, &batch) {
+                Ok(()) => {}
+                // Nobody has told this process: what it has not stored yet goes by the new number.
+                Err(AppendError::Grown { .. }) => {
+                    let mut topic = topic.clone();
+                    assert!(topic.refresh().unwrap(), "it was told for nothing");
+                    lock(world).processes[process].topic = topic;
+                    waiting.push_back(batch.into_iter().map(|(fact, _)| fact).collect());
+                }
+                Err(error) => {
+                    recover_from(world, &error);
+                    return;
+                }
+            }
         }
     }
 }
@@ -388,20 +409,20 @@ fn append(world: &Shared, process: usize) {
 fn append_to(
     world: &Shared,
     process: usize,
+    topic: &Topic,
     partition: Partition,
     batch: &[(Fact, Vec<u8>)],
 ) -> Result<(), AppendError> {
     let number = partition.0 as usize;
-    let (topic, mut writer) = {
+    let mut writer = {
         let mut world = lock(world);
-        let known = world.oracle.partitions[number].known.values().copied();
-        let known: std::collections::BTreeSet<_> = known.collect();
+        let facts = world.oracle.partitions.get(number);
+        let known = facts.into_iter().flat_map(|facts| facts.known.values());
+        let known: BTreeSet<_> = known.copied().collect();
         let new = batch.iter().map(|(fact, _)| *fact);
         let new: Vec<_> = new.filter(|fact| !known.contains(fact)).collect();
         world.oracle.maybe.extend(new);
-        let process = world.processes.remove(process);
-        let topic = process.log.topic(&topic_name()).unwrap();
-        (topic, process)
+        world.processes.remove(process)
     };
     let values: Vec<_> = batch.iter().map(|(fact, _)| fact.value()).collect();
     let records: Vec<_> = batch
@@ -409,10 +430,15 @@ fn append_to(
         .zip(&values)
         .map(|((fact, key), value)| fact.record(key, value))
         .collect();
-    let answer = writer.writer.append(&topic, partition, &records);
+    let answer = writer.writer.append(topic, partition, &records);
     let mut world = lock(world);
     world.processes.insert(process, writer);
     let answer = answer?;
+    // The first one in a new partition: from now on that has to be there.
+    if world.oracle.partitions.len() <= number {
+        let partitions = &mut world.oracle.partitions;
+        partitions.resize_with(number + 1, PartitionFacts::default);
+    }
     let mut acknowledged = 0;
     for ((fact, _), one) in batch.iter().zip(&answer.answers) {
         match one {
@@ -551,8 +577,46 @@ fn compact(world: &Shared, process: usize) {
     }
 }
 
-/// Adds a partition, with every source drained.
-fn grow(_world: &Shared) {}
+/// Adds partitions, while others try to append in the middle of it.
+fn grow(world: &Shared, process: usize) {
+    let (mut topic, more, disk) = {
+        let mut world = lock(world);
+        let topic = world.processes[process].topic.clone();
+        (topic, world.random.u32(1..3), world.disk.clone())
+    };
+    topic.refresh().unwrap();
+    let partitions = topic.config().partitions + more;
+    if partitions > PARTITIONS_MAX {
+        return;
+    }
+    let watched = Arc::clone(world);
+    disk.before_each(Some(Box::new(move |step| {
+        let other = {
+            let mut world = lock(&watched);
+            world.crash_in_front_of(step, Crash::Kill);
+            let count = world.processes.len();
+            (count > 1 && world.random.u32(0..6) == 0).then(|| (process + 1) % count)
+        };
+        if let Some(other) = other {
+            let mut topic = lock(&watched).processes[other].topic.clone();
+            topic.refresh().unwrap();
+            lock(&watched).processes[other].topic = topic;
+            append(&watched, other);
+        }
+    })));
+    match topic.grow(partitions, false) {
+        Ok(growth) => {
+            let mut world = lock(world);
+            world.outcome.grown += 1;
+            let partitions = &mut world.oracle.partitions;
+            partitions.resize_with(growth.after as usize, PartitionFacts::default);
+            // The process that did it knows; the others are not told.
+            world.processes[process].topic = topic;
+        }
+        Err(GrowError::Append(error)) => recover_from(world, &error),
+        Err(_) => recover_from(world, &AppendError::Invalid("a growth failed")),
+    }
+}
 
 /// Orders one of the next operations to fail.
 fn order_failure(world: &Shared) {
@@ -569,7 +633,7 @@ fn order_failure(world: &Shared) {
     let nth = world.random.u64(1..12);
     world.disk.fail(Fault {
         operation,
-        path_contains: "/fills/".to_owned(),
+        path_contains: "/fills".to_owned(),
         nth,
         kind: std::io::ErrorKind::Other,
     });
@@ -594,6 +658,7 @@ impl Outcome {
             acknowledged: self.acknowledged + other.acknowledged,
             dropped: self.dropped + other.dropped,
             rewritten: self.rewritten + other.rewritten,
+            grown: self.grown + other.grown,
             failed: self.failed + other.failed,
         }
     }
@@ -603,12 +668,13 @@ impl std::fmt::Display for Outcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{} actions, {} crashes, {} records acknowledged, {} segments dropped, {} rewritten, {} operations failed",
+            "{} actions, {} crashes, {} records acknowledged, {} segments dropped, {} rewritten, {} growths, {} operations failed",
             self.actions,
             self.crashes,
             self.acknowledged,
             self.dropped,
             self.rewritten,
+            self.grown,
             self.failed
         )
     }

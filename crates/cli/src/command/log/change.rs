@@ -12,17 +12,17 @@ use clap::Args;
 use serde::Serialize;
 use teeline_core::{Epoch, Identity, Name, Partition, Sequence, SourceName};
 use teeline_log::{
-    Answer as AppendAnswer, Compaction, Durability, Log, LogOptions, NewRecord, Retention,
-    Succession, Topic, TopicConfig, Writer,
+    Answer as AppendAnswer, AppendError, Compaction, Durability, Log, LogOptions, NewRecord,
+    Retention, Succession, Topic, TopicConfig, Writer,
 };
 
 use crate::output::{Answer, Failure, Output};
 
-fn open(root: &Path) -> Result<Log, Failure> {
+pub(super) fn open(root: &Path) -> Result<Log, Failure> {
     Log::open(root, &LogOptions::default()).map_err(Failure::new)
 }
 
-fn topic(log: &Log, name: &Name) -> Result<Topic, Failure> {
+pub(super) fn topic(log: &Log, name: &Name) -> Result<Topic, Failure> {
     log.topic(name).map_err(Failure::new)
 }
 
@@ -244,7 +244,7 @@ struct Line {
 impl AppendArgs {
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let log = open(&self.root)?;
-        let topic = topic(&log, &self.topic)?;
+        let mut topic = topic(&log, &self.topic)?;
         let (mut writer, mut next) = self.writer(&log)?;
         let input: Box<dyn BufRead> = match &self.file {
             None => Box::new(io::stdin().lock()),
@@ -285,10 +285,10 @@ impl AppendArgs {
             count += 1;
             if count == self.batch {
                 count = 0;
-                self.flush(&mut writer, &topic, &mut waiting, &mut done)?;
+                self.flush(&mut writer, &mut topic, &mut waiting, &mut done)?;
             }
         }
-        self.flush(&mut writer, &topic, &mut waiting, &mut done)?;
+        self.flush(&mut writer, &mut topic, &mut waiting, &mut done)?;
         log.close().map_err(Failure::new)?;
         if out.is_json() {
             out.object(&done)?;
@@ -340,20 +340,29 @@ impl AppendArgs {
     fn flush(
         &self,
         writer: &mut Writer,
-        topic: &Topic,
+        topic: &mut Topic,
         waiting: &mut BTreeMap<Partition, Vec<Line>>,
         done: &mut AppendedLine,
     ) -> Result<(), Failure> {
-        for (partition, lines) in std::mem::take(waiting) {
+        while let Some((partition, lines)) = waiting.pop_first() {
             let batch: Vec<_> = lines
                 .iter()
                 .map(|line| {
                     NewRecord::data(line.sequence, self.kind, line.key.as_deref(), &line.value)
                 })
                 .collect();
-            let answer = writer
-                .append(topic, partition, &batch)
-                .map_err(Failure::new)?;
+            let answer = match self.partition {
+                Some(_) => writer.append_placed(topic, partition, &batch),
+                None => writer.append(topic, partition, &batch),
+            };
+            let answer = match answer {
+                Err(AppendError::Grown { .. }) => {
+                    topic.refresh().map_err(Failure::new)?;
+                    route_anew(writer, topic, partition, lines, waiting);
+                    continue;
+                }
+                answer => answer.map_err(Failure::new)?,
+            };
             for (line, one) in lines.iter().zip(&answer.answers) {
                 match one {
                     AppendAnswer::Stored { .. } => done.stored += 1,
@@ -369,6 +378,32 @@ impl AppendArgs {
             done.durable.insert(partition.0, answer.durable.0);
         }
         Ok(())
+    }
+}
+
+/// Sorts lines of `partition`, to which they were routed before the topic grew, and all that wait in the same way.
+fn route_anew(
+    writer: &Writer,
+    topic: &Topic,
+    partition: Partition,
+    lines: Vec<Line>,
+    waiting: &mut BTreeMap<Partition, Vec<Line>>,
+) {
+    let others = std::mem::take(waiting);
+    for (before, lines) in std::iter::once((partition, lines)).chain(others) {
+        for line in lines {
+            let identity = Identity {
+                source: writer.source().id(),
+                epoch: writer.epoch(),
+                sequence: line.sequence,
+            };
+            // What has neither key nor number is at home anywhere.
+            let partition = match &line.key {
+                None if line.sequence == Sequence::NONE => before,
+                key => topic.route(&identity, key.as_deref()),
+            };
+            waiting.entry(partition).or_default().push(line);
+        }
     }
 }
 

@@ -1,0 +1,158 @@
+//! Adding partitions.
+//!
+//! A message goes where its identity and the topic's history say. So the history names, for each source, the last message
+//! that is routed by the old number, and it is written with every old partition held still and synced: what was stored
+//! before is below, whatever its writer routed and has not stored yet is above, or belongs where it belonged. Writers in
+//! other processes find the change in the page of the partition before their next record is stored.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use teeline_core::{Epoch, Name, Partition as Number, Sequence};
+
+use super::{Growth, Shared, Topic, config::Description, describe, lock};
+use crate::{
+    AppendError, TopicConfig, TopicError, partition,
+    partition::Partition,
+    storage::{Access, StorageError, remove_if_there},
+};
+
+/// Why no partitions were added. If it was a file operation that failed, they may have been: look at the topic.
+#[derive(Debug, thiserror::Error)]
+pub enum GrowError {
+    /// The topic has as many already. The number of partitions only grows.
+    #[error(
+        "topic {topic} has {partitions} partitions; {asked} are asked for: it can only get more"
+    )]
+    NotMore {
+        /// The topic.
+        topic: Name,
+        /// How many it has.
+        partitions: u32,
+        /// How many were asked for.
+        asked: u32,
+    },
+    /// The topic cannot be read or changed.
+    #[error(transparent)]
+    Topic(#[from] TopicError),
+    /// A partition cannot be held still: it is busy, stopped or damaged.
+    #[error(transparent)]
+    Append(#[from] AppendError),
+}
+
+impl From<StorageError> for GrowError {
+    fn from(error: StorageError) -> Self {
+        Self::Topic(error.into())
+    }
+}
+
+impl Topic {
+    /// Adds partitions, so that there are `partitions` of them, and returns what is recorded: up to which message of each
+    /// source the old number is gone by. Others may append and read meanwhile; they wait for a sync of each partition.
+    /// With `dry_run`, nothing is changed.
+    ///
+    /// From now on records go to the new partitions, too, so that those of one key may go on in another partition than
+    /// before; everything before is durable by then.
+    ///
+    /// # Errors
+    /// When it could not be done. Killed at any point, it was done or it was not.
+    pub fn grow(&mut self, partitions: u32, dry_run: bool) -> Result<Growth, GrowError> {
+        let env = Arc::clone(&self.shared.env);
+        if env.options.access == Access::Read {
+            let root = env.root.clone();
+            return Err(TopicError::ReadOnly { root }.into());
+        }
+        let _lock = lock(&env)?;
+        self.refresh()?;
+        let before = self.current.config.partitions;
+        if partitions <= before {
+            return Err(GrowError::NotMore {
+                topic: self.shared.name.clone(),
+                partitions: before,
+                asked: partitions,
+            });
+        }
+        let config = TopicConfig {
+            partitions,
+            ..TopicConfig::clone(&self.current.config)
+        };
+        config.check().map_err(|what| TopicError::Invalid {
+            topic: self.shared.name.clone(),
+            what,
+        })?;
+        if !dry_run {
+            self.make_partitions(before, &config)?;
+        }
+        let growth = self.change_over(before, config, dry_run)?;
+        self.refresh()?;
+        Ok(growth)
+    }
+
+    /// Makes the new partitions, of which nobody knows yet.
+    fn make_partitions(&self, before: u32, config: &TopicConfig) -> Result<(), StorageError> {
+        let storage = &*self.shared.env.storage;
+        let paths =
+            (before..config.partitions).map(|number| self.shared.dir.join(number.to_string()));
+        let make = || {
+            for path in paths.clone() {
+                // Left by a growth that failed: no topic file ever named it.
+                remove_if_there(storage, &path)?;
+                partition::create(storage, &path, config)?;
+            }
+            // Their names are durable before the topic's file counts on them.
+            storage.sync_dir(&self.shared.dir)
+        };
+        make().inspect_err(|_| {
+            for path in paths.clone() {
+                // The error at hand matters more than a directory that cannot be removed after it.
+                drop(remove_if_there(storage, &path));
+            }
+        })
+    }
+
+    /// Holds the old partitions still, and puts the new history in place.
+    fn change_over(
+        &self,
+        before: u32,
+        config: TopicConfig,
+        dry_run: bool,
+    ) -> Result<Growth, GrowError> {
+        let Shared { env, name, dir, .. } = &*self.shared;
+        let old = (0..before).map(|number| self.to_append(Number(number)));
+        let old: Vec<Arc<Partition>> = old.collect::<Result<_, _>>()?;
+        let mut held = Vec::with_capacity(old.len());
+        for partition in &old {
+            held.push(partition.hold()?);
+        }
+        let mut growth = Growth {
+            before,
+            after: config.partitions,
+            ends: Vec::with_capacity(held.len()),
+            sources: BTreeMap::new(),
+        };
+        for partition in &mut held {
+            growth.ends.push(partition.settle()?);
+            for (source, last) in partition.sources() {
+                let known = growth
+                    .sources
+                    .entry(source)
+                    .or_insert((Epoch(0), Sequence::NONE));
+                *known = (*known).max((last.epoch, last.sequence));
+            }
+        }
+        if dry_run {
+            return Ok(growth);
+        }
+        let mut growths = self.current.description.growths.clone();
+        growths.push(growth.clone());
+        let count = growths.len() as u64;
+        let description = Description { config, growths };
+        for partition in &mut held {
+            partition.note_growths(None)?;
+        }
+        describe(&*env.storage, dir, name, &description)?;
+        for partition in &mut held {
+            partition.note_growths(Some(count))?;
+        }
+        Ok(growth)
+    }
+}
