@@ -13,6 +13,7 @@ mod grow;
 mod reload;
 mod retain;
 mod syncer;
+mod time;
 
 use std::{
     fmt, mem,
@@ -297,9 +298,10 @@ impl Partition {
                 }
                 appender.append(source, epoch, batch, dedup).map(Some)
             })?;
-            let wishes = mem::take(&mut appender.wishes);
-            Ok(appended
-                .map(|(answer, written)| (Arc::clone(&appender.syncer), answer, written, wishes)))
+            Ok(appended.map(|(answer, written)| {
+                let wishes = mem::take(&mut appender.wishes);
+                (Arc::clone(&appender.syncer), answer, written, wishes)
+            }))
         })?;
         let Some((syncer, mut answer, written, wishes)) = done else {
             return Ok(None);

@@ -358,6 +358,17 @@ impl Topic {
         self.to_read(partition)?.durable()
     }
 
+    /// The offset of the first record that was appended at `time_ns` (nanoseconds since the Unix epoch) or later; the high
+    /// watermark if there is none. It goes by the append times that stand in the records: none that says that it is of that
+    /// time or later lies before. A record whose time is still to come was stamped by a clock that was ahead, and counts as
+    /// of the time of the next one behind it whose time has come.
+    ///
+    /// # Errors
+    /// When the partition cannot be read.
+    pub fn offset_at(&self, partition: Number, time_ns: u64) -> Result<Offset, ReadError> {
+        self.to_read(partition)?.offset_at(time_ns)
+    }
+
     /// Reads a partition from an offset on.
     ///
     /// # Errors

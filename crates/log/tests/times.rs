@@ -1,0 +1,194 @@
+//! Reading from a time on, whatever became of the index and of the clock.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{path::Path, time::Duration};
+
+use teeline_core::{Epoch, Offset, Partition, Sequence, time::Clock};
+use teeline_log::{
+    Log, LogOptions, NewRecord, Record, Retention, Succession, Topic, TopicConfig, Writer,
+    fake::{FakeDisk, FakeStorage},
+};
+
+const P0: Partition = Partition(0);
+
+struct World {
+    disk: FakeDisk,
+    process: std::sync::Arc<FakeStorage>,
+    log: Log,
+    topic: Topic,
+    writer: Writer,
+    next: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let disk = FakeDisk::new(1);
+        let process = disk.process();
+        let storage = std::sync::Arc::<FakeStorage>::clone(&process);
+        let log = Log::create_on(storage, "/log", &LogOptions::default()).unwrap();
+        let config = TopicConfig {
+            segment_bytes: 256 << 10,
+            ..TopicConfig::default()
+        };
+        let topic = log
+            .create_topic(&"fills".parse().unwrap(), &config)
+            .unwrap();
+        let source = "gw1.fills".parse().unwrap();
+        let writer = log
+            .writer(&source, Epoch(1), Succession::AfterDrain)
+            .unwrap();
+        Self {
+            disk,
+            process,
+            log,
+            topic,
+            writer,
+            next: 1,
+        }
+    }
+
+    /// Appends batches a second apart, of three records of 5 KB each.
+    fn append(&mut self, batches: u64) {
+        for _ in 0..batches {
+            self.disk.advance(Duration::from_secs(1));
+            let value = vec![7; 5_000];
+            let numbers = self.next..self.next + 3;
+            self.next += 3;
+            let batch: Vec<_> = numbers
+                .map(|number| NewRecord::data(Sequence(number), 1, None, &value))
+                .collect();
+            self.writer.append(&self.topic, P0, &batch).unwrap();
+        }
+    }
+
+    /// The append time of each record that is kept.
+    fn times(&self) -> Vec<(Offset, u64)> {
+        let mut times = Vec::new();
+        let start = self.topic.start(P0).unwrap();
+        let mut reader = self.topic.reader(P0, start).unwrap();
+        let mut take = |record: &Record<'_>| times.push((record.offset, record.append_time_ns));
+        while reader.poll(100, &mut take).unwrap() > 0 {}
+        times
+    }
+
+    /// Compares the answer for many times with what a look at every record says.
+    fn check(&self, what: &str, step: usize) {
+        let (times, now) = (self.times(), self.process.wall_ns());
+        let end = self.topic.high_watermark(P0).unwrap();
+        let some = times.iter().step_by(step);
+        let asked = some.flat_map(|(_, time)| [time - 1, *time, time + 1]);
+        let start = times.first().map_or(end, |(offset, _)| *offset);
+        for time in asked.chain([0, now, u64::MAX]) {
+            let can_be_true = || times.iter().filter(|(_, stamped)| *stamped <= now);
+            let first = can_be_true().find(|(_, stamped)| *stamped >= time);
+            let first = first.map_or(end, |(offset, _)| *offset);
+            // Those in front that are stamped later than now were appended no earlier than the one before them.
+            let before = can_be_true().rfind(|(offset, _)| *offset < first);
+            let expected = before.map_or(start, |(offset, _)| Offset(offset.0 + 1));
+            let found = self.topic.offset_at(P0, time).unwrap();
+            assert_eq!(found, expected, "{what}: {time}");
+        }
+    }
+}
+
+#[test]
+fn the_first_record_from_a_time_on_is_found() {
+    let mut world = World::new();
+    world.check("nothing was appended", 7);
+    world.append(90);
+    assert!(
+        world
+            .disk
+            .files(Path::new("/log/fills/0"))
+            .iter()
+            .filter(|path| path.extension().is_some_and(|ending| ending == "log"))
+            .count()
+            > 4
+    );
+    world.check("appended in order", 7);
+    let keep = Retention {
+        bytes: Some(600 << 10),
+        ..Retention::default()
+    };
+    world
+        .topic
+        .retain(P0, &keep, &Default::default(), false)
+        .unwrap();
+    assert!(world.topic.start(P0).unwrap() > Offset(0));
+    world.check("after retention", 7);
+    let log = Log::open_on(world.disk.process(), "/log", &LogOptions::read_only()).unwrap();
+    let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    let (offset, time) = world.times()[40];
+    assert_eq!(
+        topic.offset_at(P0, time).unwrap(),
+        Offset(offset.0 - 1),
+        "all of a batch have one time"
+    );
+    assert_eq!(world.log.id(), log.id());
+}
+
+/// HAZARDS LG-07, for lookups: a clock that was ahead for a while does not hide what came after, and one that was set
+/// back does not either.
+#[test]
+fn lg_07_a_clock_that_jumps_makes_a_lookup_no_later_and_pins_nothing() {
+    const HOUR: i64 = 3_600_000_000_000;
+    let mut world = World::new();
+    world.append(20);
+    let before = world.process.wall_ns();
+    world.disk.set_wall_clock(365 * 24 * HOUR);
+    world.append(20);
+    world.disk.set_wall_clock(0);
+    let after = world.process.wall_ns();
+    world.append(20);
+    world.check("a year ahead", 7);
+    // Not known to be earlier: those that the fast clock stamped just before.
+    assert_eq!(world.topic.offset_at(P0, after).unwrap(), Offset(60));
+    let (offset, time) = world.times()[123];
+    let found = world.topic.offset_at(P0, time).unwrap();
+    assert_eq!(found, offset, "nothing is pinned to the jump");
+    world.disk.set_wall_clock(-24 * HOUR);
+    world.append(20);
+    world.check("a day back", 7);
+    world.disk.set_wall_clock(0);
+    world.append(20);
+    world.check("right again", 7);
+    assert_eq!(world.topic.offset_at(P0, before).unwrap(), Offset(60));
+}
+
+/// HAZARDS LG-04, for lookups: whatever is wrong with the index, the answer is that of the records.
+#[test]
+fn lg_04_a_lookup_by_time_believes_the_records_and_not_the_index() {
+    let mut world = World::new();
+    world.append(60);
+    let index = Path::new("/log/fills/0/00000000000000000000.index");
+    let other = world
+        .disk
+        .files(Path::new("/log/fills/0"))
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|ending| ending == "index"))
+        .nth(1)
+        .unwrap();
+    let good = world.disk.bytes(index);
+    assert!(good.iter().any(|byte| *byte != 0));
+    let mut cases = vec![
+        ("empty", Vec::new()),
+        ("zero-padded", vec![0; good.len() + 64]),
+        ("of another segment", world.disk.bytes(&other)),
+        (
+            "longer than the data",
+            [&good[..64], &good[..64], &good[..]].concat(),
+        ),
+    ];
+    for cut in [1, 31, 32, 33, 95] {
+        cases.push(("torn", good[..cut].to_vec()));
+    }
+    for byte in (0..96).step_by(7) {
+        let mut flipped = good.clone();
+        flipped[byte] ^= 1;
+        cases.push(("a flipped bit", flipped));
+    }
+    for (what, bytes) in cases {
+        world.disk.set_bytes(index, &bytes);
+        world.check(what, 40);
+    }
+}
