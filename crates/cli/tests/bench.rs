@@ -416,3 +416,30 @@ fn a_delivery_is_measured_beside_bare_transactions() {
     assert_eq!(object["target"], json!({ "ratio_at_least": 0.8 }));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn the_partitions_of_a_killed_member_are_measured_beside_a_heartbeat() {
+    let Some(_turn) = two_cores() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let ran = teeline([
+        "bench",
+        "delivery",
+        "--short",
+        "--json",
+        "--seed=7",
+        "--rebalance",
+    ])
+    .arg(format!("--dir={}", dir.path().display()))
+    .run();
+    let objects = ran.fine().objects();
+    let [object] = &objects[..] else {
+        panic!("one regime: {objects:?}");
+    };
+    check(object, "delivery", &["moved_max_ns", "moved_mean_ns"]);
+    assert_eq!(
+        object["params"],
+        json!({ "part": "rebalance", "heartbeat_ms": 50, "partitions": 8 })
+    );
+    assert_eq!(object["target"], json!({ "ratio_at_most": 2.0 }));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}

@@ -202,6 +202,27 @@ impl Log {
     /// Joins `group`, to read `topics` together with its other members. Partitions come with the first
     /// [polls](Member::poll).
     ///
+    /// ```
+    /// use teeline_core::Offset;
+    /// use teeline_log::{Log, LogOptions, TopicConfig, groups::MemberOptions};
+    ///
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = LogOptions { any_filesystem: true, ..LogOptions::default() };
+    /// let log = Log::open_or_create(dir.path().join("log"), &options)?;
+    /// log.create_topic(&"fills".parse()?, &TopicConfig { partitions: 8, ..TopicConfig::default() })?;
+    /// let mut member = log.join(&"positions".parse()?, ["fills".parse()?], MemberOptions::default())?;
+    ///
+    /// let changes = member.poll()?;
+    /// assert_eq!(changes.assigned.len(), 8); // alone, for now
+    /// for held in &changes.assigned {
+    ///     // Read from where the group stands, process, and then:
+    ///     member.commit(&held.topic, held.partition, Offset(0))?;
+    /// }
+    /// member.release(&changes.revoked)?; // when others are to have some
+    /// member.leave()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// See [`MemberError`].
     pub fn join(

@@ -94,6 +94,68 @@ struct Worker {
     orders: ChildStdin,
 }
 
+/// A process that a process of a bench starts to kill it.
+#[derive(Debug)]
+pub(crate) struct Victim {
+    child: Child,
+    _orders: ChildStdin,
+}
+
+impl Victim {
+    /// Starts a process of `bench` with work that does not end by itself.
+    pub(crate) fn start<W: Work>(bench: &str, work: W) -> Result<Self, Failure> {
+        let mut child = start(command(bench)?.stdout(Stdio::null()))?;
+        let mut orders = child.stdin.take().expect("it was piped");
+        orders.write_all(line(&Order::Work(work)).as_bytes())?;
+        Ok(Self {
+            child,
+            _orders: orders,
+        })
+    }
+
+    /// Kills it with SIGKILL.
+    pub(crate) fn kill(&mut self) -> Result<(), Failure> {
+        self.child.kill().map_err(Failure::new)
+    }
+}
+
+/// The command that is a process of a bench, of whoever starts it.
+fn command(bench: &str) -> Result<Command, Failure> {
+    let teeline = std::env::current_exe().map_err(|error| {
+        Failure::new(format_args!(
+            "cannot find teeline itself to start the processes of the bench: {error}"
+        ))
+    })?;
+    let mut command = Command::new(teeline);
+    command
+        .arg("bench-worker")
+        .arg(bench)
+        .args(["--conductor", &process::id().to_string()])
+        .stdin(Stdio::piped());
+    Ok(command)
+}
+
+fn start(command: &mut Command) -> Result<Child, Failure> {
+    command.spawn().map_err(|error| {
+        let teeline = command.get_program().to_string_lossy();
+        Failure::new(format_args!("cannot start {teeline}: {error}"))
+    })
+}
+
+fn line<W: Serialize>(order: &Order<W>) -> String {
+    let mut line = serde_json::to_string(order).expect("orders are plain data");
+    line.push('\n');
+    line
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        // Neither fails on a child that was not waited for.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
 impl<'a, W: Work> Crew<'a, W> {
     /// Starts a process of `bench` on each of `cores`; `None` leaves it to the system where that one runs.
     pub(crate) fn start(
@@ -101,11 +163,6 @@ impl<'a, W: Work> Crew<'a, W> {
         bench: &str,
         cores: &[Option<usize>],
     ) -> Result<Self, Failure> {
-        let teeline = std::env::current_exe().map_err(|error| {
-            Failure::new(format_args!(
-                "cannot find teeline itself to start the processes of the bench: {error}"
-            ))
-        })?;
         let (tell, told) = mpsc::channel();
         let mut crew = Self {
             stage,
@@ -114,20 +171,13 @@ impl<'a, W: Work> Crew<'a, W> {
             work: PhantomData,
         };
         for (number, core) in cores.iter().enumerate() {
-            let mut command = Command::new(&teeline);
+            let mut command = command(bench)?;
             command
-                .arg("bench-worker")
-                .arg(bench)
-                .args(["--conductor", &process::id().to_string()])
                 .args(core.map(|core| format!("--core={core}")))
-                .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 // A group of its own: what the terminal sends is for the conductor to answer.
                 .process_group(0);
-            let started = command.spawn();
-            let mut child = started.map_err(|error| {
-                Failure::new(format_args!("cannot start {}: {error}", teeline.display()))
-            })?;
+            let mut child = start(&mut command)?;
             let orders = child.stdin.take().expect("it was piped");
             let lines = BufReader::new(child.stdout.take().expect("it was piped")).lines();
             crew.workers.push(Worker { child, orders });
@@ -181,8 +231,7 @@ impl<'a, W: Work> Crew<'a, W> {
     fn order(&mut self, orders: Vec<Order<W>>) -> Result<Vec<Told<W::Done>>, Failure> {
         let wanted = orders.len();
         for (worker, order) in self.workers.iter_mut().zip(&orders) {
-            let mut line = serde_json::to_string(order).expect("orders are plain data");
-            line.push('\n');
+            let line = line(order);
             // One that is gone is noticed below.
             drop(worker.orders.write_all(line.as_bytes()));
         }

@@ -1,4 +1,7 @@
-//! What a delivery costs beside the transactions that it makes: fills a second into positions.
+//! What a delivery costs beside the transactions that it makes: fills a second into positions. And how long the partitions of
+//! a member of a group are without a reader when it is killed.
+
+mod rebalance;
 
 use std::{
     collections::BTreeMap,
@@ -20,6 +23,7 @@ use teeline_delivery::{
 use teeline_log::{Durability, Log, LogId, LogOptions, NewRecord, Record, Succession, TopicConfig};
 use teeline_os::SystemClock;
 
+use self::rebalance::Rebalance;
 use super::{Case, Crew, Regime, Round, Stage, StageArgs, Target, measure, measure_each};
 use crate::{
     command::{demo::inputs::Input, shared_dir::SharedDir},
@@ -56,6 +60,9 @@ const SCHEMA: Schema<'_> = Schema {
 ///
 /// Bare transactions know no log, no offset and no group. A mode that applies each fill in a transaction of its own is beside
 /// transactions of one fill.
+///
+/// Then, how long it takes from a SIGKILL of a member of a group until another one has all of its partitions, beside a
+/// heartbeat.
 #[derive(Debug, Args)]
 pub(crate) struct DeliveryArgs {
     #[command(flatten)]
@@ -66,6 +73,9 @@ pub(crate) struct DeliveryArgs {
     /// Only this batch size [default: 10, 100 and 1,000].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     batch: Option<u32>,
+    /// Only what a rebalance takes.
+    #[arg(long, conflicts_with_all = ["mode", "batch"])]
+    rebalance: bool,
     /// Directory on the file system to measure on [default: that of temporary files].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -74,6 +84,7 @@ pub(crate) struct DeliveryArgs {
 impl DeliveryArgs {
     pub(super) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let stage = Stage::set(&self.stage)?;
+        let only_fills = self.mode.is_some() || self.batch.is_some();
         let modes = self.mode.map_or(Mode::ALL.to_vec(), |mode| vec![mode]);
         let batches = self.batch.map_or(BATCHES.to_vec(), |batch| vec![batch]);
         let dir = self.dir.unwrap_or_else(std::env::temp_dir);
@@ -83,19 +94,25 @@ impl DeliveryArgs {
                 batch: *batch,
             })
         });
+        let fills = plans.map(Some).filter(|_| !self.rebalance);
+        let plans = fills.chain((!only_fills).then_some(None));
+        let case = |plan: &Option<Plan>| plan.as_ref().map_or_else(rebalance::case, Plan::case);
         let cores = stage.cores::<2>();
-        measure_each(&stage, cores, plans, Plan::case, out, |crew, plan, out| {
-            let stage = &stage;
-            measure(
-                stage,
-                &mut Fills {
+        measure_each(&stage, cores, plans, case, out, |crew, plan, out| {
+            let (stage, dir) = (&stage, &*dir);
+            match plan {
+                Some(plan) => measure(
                     stage,
-                    crew,
-                    dir: &dir,
-                    plan,
-                },
-                out,
-            )
+                    &mut Fills {
+                        stage,
+                        crew,
+                        dir,
+                        plan,
+                    },
+                    out,
+                ),
+                None => measure(stage, &mut Rebalance { stage, crew, dir }, out),
+            }
         })
     }
 }
@@ -148,19 +165,34 @@ struct Fills<'a, 'b> {
 
 impl Fills<'_, '_> {
     fn round(&mut self, way: Way) -> Result<Round, Failure> {
-        let dir = SharedDir::create_in(self.dir, DIR_PREFIX)?;
-        let work = Work {
-            way: Some(way),
-            place: dir.path().to_owned(),
-            fills: self.stage.count(self.plan.fills()).max(100),
-            seed: self.stage.seed,
-        };
-        let idle = Work {
-            way: None,
-            ..work.clone()
-        };
-        self.crew.round(vec![work, idle])
+        round(self.crew, self.stage, self.dir, self.plan.fills(), way)
     }
+}
+
+/// A round of one process, in a directory of its own; the other one is there for the probe.
+fn round(
+    crew: &mut Crew<'_, Work>,
+    stage: &Stage,
+    dir: &Path,
+    count: u64,
+    way: Way,
+) -> Result<Round, Failure> {
+    let dir = SharedDir::create_in(dir, DIR_PREFIX)?;
+    let least = match way {
+        Way::Rebalance(_) => 1,
+        _ => 100,
+    };
+    let work = Work {
+        way: Some(way),
+        place: dir.path().to_owned(),
+        count: stage.count(count).max(least),
+        seed: stage.seed,
+    };
+    let idle = Work {
+        way: None,
+        ..work.clone()
+    };
+    crew.round(vec![work, idle])
 }
 
 impl Regime for Fills<'_, '_> {
@@ -193,7 +225,8 @@ pub(super) struct Work {
     way: Option<Way>,
     /// A directory of the round's own.
     place: PathBuf,
-    fills: u64,
+    /// How many fills, or kills.
+    count: u64,
     seed: u64,
 }
 
@@ -203,6 +236,8 @@ enum Way {
     Delivery { mode: String, batch: u32 },
     /// From memory.
     Bare { transaction: u32 },
+    /// In a group.
+    Rebalance(rebalance::Part),
 }
 
 impl super::Work for Work {
@@ -212,7 +247,7 @@ impl super::Work for Work {
         let Some(way) = &self.way else {
             return Ok(Round::new());
         };
-        let count = usize::try_from(self.fills).map_err(Failure::new)?;
+        let count = usize::try_from(self.count).map_err(Failure::new)?;
         let fills = Input::synthetic(self.seed, count).fills;
         let path = self.place.join("state.db");
         let open = |log| AtomicStore::open(&path, &SCHEMA, 0o600, log).map_err(Failure::new);
@@ -241,16 +276,17 @@ impl super::Work for Work {
                 }
                 (SystemClock.monotonic_ns() - began, store)
             }
+            Way::Rebalance(part) => return part.play(&self),
         };
         let wrong = wrong(&mut store, &fills)?;
         #[expect(
             clippy::cast_precision_loss,
             reason = "counts and times far below 2^53"
         )]
-        let per_s = self.fills as f64 * 1e9 / ns as f64;
+        let per_s = self.count as f64 * 1e9 / ns as f64;
         Ok(Round::new()
             .figure("fills_per_s", per_s)
-            .checked(self.fills, wrong))
+            .checked(self.count, wrong))
     }
 }
 
