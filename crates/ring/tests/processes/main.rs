@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod observers;
+mod quiet;
 mod rights;
 mod storm;
 mod waiting;
@@ -55,6 +56,8 @@ fn child_process() {
         Some("actor") => storm::actor(),
         Some("sleeper") => waiting::sleeper(),
         Some("stranger") => observers::stranger(),
+        Some("quiet") => quiet::quiet(false),
+        Some("quiet, then asleep") => quiet::quiet(true),
         Some("remover") => remover(),
         Some("user of a small file system") => user_of_a_small_file_system(),
         Some(other) => panic!("no role {other}"),
