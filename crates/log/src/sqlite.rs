@@ -16,18 +16,18 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, Transaction, Transaction
 /// Oldest SQLite that is used: up to 3.51.2 a race of checkpoint and commit can damage a database in WAL mode.
 const SQLITE_VERSION_MIN: i32 = 3_051_003;
 
-/// How long a transaction waits for another one to end. Ours take milliseconds; a stopped process can hold one for
-/// ever, and then an error is better than silence.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a transaction looks whether another one has ended, before it gives up: for 5 s, at least. Ours take
+/// milliseconds; a stopped process can hold one for ever, and then an error is better than silence.
+const BUSY_LOOKS: i32 = 5_000;
+
+/// How long apart the first looks are, and how many of them; then a millisecond. SQLite's own waits grow to 100 ms, in which
+/// writers who never pause pass the right to write on among themselves: whoever waits that long never has it.
+const FIRST_NAP: Duration = Duration::from_micros(100);
+const FIRST_NAPS: i32 = 100;
+const NAP: Duration = Duration::from_millis(1);
 
 /// What a checkpoint leaves of the write-ahead file, in bytes: a burst must not take its space for good.
 const WAL_BYTES_KEPT: u32 = 4 << 20;
-
-/// How often, and how long apart, [`Database::bound_wal`] looks whether writers or readers are out of its way. SQLite's own
-/// waits grow to 100 ms, in which busy writers pass the right to write on among themselves for ever. Long enough to find a
-/// gap between two transactions; short enough that who reads for long holds writers up for a moment only.
-const BOUND_LOOKS: i32 = 200;
-const BOUND_NAP: Duration = Duration::from_micros(100);
 
 /// What a kind of database holds.
 #[derive(Debug, Clone, Copy)]
@@ -163,8 +163,6 @@ impl<E, D> From<D> for Abort<E, D> {
 pub struct Database {
     file: File,
     connection: Connection,
-    /// At how many bytes the write-ahead file is too large.
-    wal_bytes_max: u64,
 }
 
 /// What errors say about where they happened.
@@ -307,9 +305,7 @@ impl Database {
         operation: &'static str,
         body: impl FnOnce(&mut Transaction<'_>) -> Result<T, Abort<E>>,
     ) -> Result<T, E> {
-        let Self {
-            file, connection, ..
-        } = self;
+        let Self { file, connection } = self;
         let transact = || {
             let mut tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let value = body(&mut tx)?;
@@ -320,39 +316,6 @@ impl Database {
             Abort::Database(source) => file.error(operation, source).into(),
             Abort::Refused(reason) => reason,
         })
-    }
-
-    /// Empties the write-ahead file, if it has grown beyond 4 MiB: several writers without a pause keep each other's
-    /// checkpoints from ending, and it grows for as long as they go on. Writers wait meanwhile. Who reads for long is in the
-    /// way of it; then it is tried again when the file has grown by as much again.
-    ///
-    /// # Errors
-    ///
-    /// [`DatabaseError::Failed`].
-    pub fn bound_wal(&mut self) -> Result<(), DatabaseError> {
-        let mut wal = self.file.path.as_os_str().to_owned();
-        wal.push("-wal");
-        let bytes = fs::metadata(&wal).map_or(0, |file| file.len());
-        if bytes <= self.wal_bytes_max {
-            return Ok(());
-        }
-        let Self {
-            file, connection, ..
-        } = self;
-        let mut check_in = || {
-            connection.busy_handler(Some(|looks| {
-                teeline_os::sleep(BOUND_NAP);
-                looks < BOUND_LOOKS
-            }))?;
-            let sql = "PRAGMA wal_checkpoint(TRUNCATE)";
-            let is_busy = connection.query_row(sql, [], |row| row.get(0));
-            connection.busy_timeout(BUSY_TIMEOUT)?;
-            is_busy
-        };
-        let is_busy: bool = check_in().map_err(|source| file.error("check in", source))?;
-        let from = if is_busy { bytes } else { 0 };
-        self.wal_bytes_max = from + u64::from(WAL_BYTES_KEPT);
-        Ok(())
     }
 
     fn connect(path: &Path, schema: &Schema<'_>, flags: OpenFlags) -> Result<Self, DatabaseError> {
@@ -366,17 +329,13 @@ impl Database {
             name: schema.name,
         };
         let connect = || {
-            let connection =
+            let mut connection =
                 Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-            connection.busy_timeout(BUSY_TIMEOUT)?;
+            connection.busy_handler(Some(nap))?;
             Ok(connection)
         };
         match connect() {
-            Ok(connection) => Ok(Self {
-                file,
-                connection,
-                wal_bytes_max: WAL_BYTES_KEPT.into(),
-            }),
+            Ok(connection) => Ok(Self { file, connection }),
             Err(source) => Err(file.error("open", source)),
         }
     }
@@ -462,6 +421,12 @@ impl File {
     }
 }
 
+/// Waits for the next look at a lock that somebody else has; `false` after the last.
+fn nap(looks: i32) -> bool {
+    teeline_os::sleep(if looks < FIRST_NAPS { FIRST_NAP } else { NAP });
+    looks < BUSY_LOOKS
+}
+
 fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i32> {
     connection.pragma_query_value(None, name, |row| row.get(0))
 }
@@ -514,9 +479,7 @@ fn fill(file: &Path, schema: &Schema<'_>, path: &Path) -> Result<(), DatabaseErr
     path.clone_into(&mut database.file.path);
     database.set_durable()?;
     database.make_tables(schema)?;
-    let Database {
-        file, connection, ..
-    } = database;
+    let Database { file, connection } = database;
     connection
         .close()
         .map_err(|(_, source)| file.error("create", source))

@@ -263,8 +263,7 @@ impl<D: Database> Relay<D> {
 
     /// Takes up to `limit` events to the log, and returns how many: durable there, and marked here, when this returns.
     /// First what was numbered before and may or may not be there. 0 means that there is nothing to do; that look costs one
-    /// read transaction, and nothing is held between two looks. In SQLite the write-ahead file is kept from growing, whoever
-    /// writes.
+    /// read transaction, and nothing is held between two looks.
     ///
     /// # Errors
     ///
@@ -283,7 +282,6 @@ impl<D: Database> Relay<D> {
         limit: usize,
         hook: &mut dyn FnMut(RelayPoint),
     ) -> Result<usize, RelayError> {
-        self.database.bound()?;
         if self.numbered == self.marked {
             self.number(limit)?;
             if self.numbered > self.marked {

@@ -41,16 +41,6 @@ pub trait Database: fmt::Debug {
         body: impl FnOnce(&mut Self::Tx<'_>) -> Result<T, Abort<E, Self::Failure>>,
     ) -> Result<T, E>;
 
-    /// Bounds what the database keeps beside itself, where it does: whoever works for long in an application's database calls
-    /// this between transactions. Costs a look at a file, as a rule.
-    ///
-    /// # Errors
-    ///
-    /// See [`StoreError`].
-    fn bound(&mut self) -> Result<(), StoreError> {
-        Ok(())
-    }
-
     /// Runs `body` in one read transaction: all that it reads is of one moment.
     ///
     /// # Errors

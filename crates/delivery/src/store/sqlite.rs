@@ -97,10 +97,6 @@ impl Database for Sqlite {
         })
     }
 
-    fn bound(&mut self) -> Result<(), StoreError> {
-        Ok(self.bound_wal()?)
-    }
-
     fn read<T>(
         &mut self,
         operation: &'static str,
