@@ -195,14 +195,49 @@ fn the_feed_is_measured_beside_bare_sockets_and_repairs_what_is_lost() {
             assert!(row["msgs_per_s"].as_f64().unwrap() > 0.0, "{row}");
         }
     }
-    // What is lost on one line only is never asked for; of the rest, what is needed, and all of it comes.
-    let [one_line, both_lines] = [&objects[5], &objects[6]];
+    check_repairs([&objects[5], &objects[6]], "the receiver");
+}
+
+/// What is lost on one line only is never asked for; of the rest, what is needed, and all of it comes.
+#[track_caller]
+fn check_repairs([one_line, both_lines]: [&Value; 2], lost_by: &str) {
+    let count = |row: &Value, key: &str| row[key].as_f64().unwrap();
     check(one_line, "feed", &["msgs_per_s"]);
+    assert_eq!(one_line["params"]["lost_by"], lost_by);
+    assert!(count(one_line, "lost_on_a") > 20.0, "{one_line}");
+    assert_eq!(one_line["lost_on_b"], 0, "{one_line}");
     assert_eq!(one_line["requests"], 0, "{one_line}");
     check(both_lines, "feed", &["in_step_ns"]);
-    let count = |key: &str| both_lines[key].as_f64().unwrap();
-    assert!(count("packets_needed") >= 1.0, "{both_lines}");
-    assert!(count("requests") <= count("packets_needed"), "{both_lines}");
+    assert_eq!(both_lines["params"]["lost_by"], lost_by);
+    for line in ["lost_on_a", "lost_on_b"] {
+        assert!(count(both_lines, line) > 20.0, "{both_lines}");
+    }
+    let needed = count(both_lines, "packets_needed");
+    assert!(needed >= 1.0, "{both_lines}");
+    assert!(count(both_lines, "requests") <= needed, "{both_lines}");
+}
+
+/// HAZARDS MC-10
+#[test]
+fn what_a_lossy_wire_loses_of_one_line_is_never_asked_for_and_of_both_once() {
+    let Some(_turn) = two_cores() else { return };
+    let wire = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/lossy-wire");
+    let mut command = std::process::Command::new(wire);
+    command.arg(env!("CARGO_BIN_EXE_teeline"));
+    command.args(["bench", "feed", "--short", "--json", "--seed=7"]);
+    let output = command.args(["--only=repair", "--wire"]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    if output.status.code() == Some(77) {
+        eprint!("{said}");
+        return;
+    }
+    assert!(output.status.success(), "{said}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let objects: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    check_repairs([&objects[0], &objects[1]], "the way");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Lines on the loopback interface, and what both sides of a round share.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     path::PathBuf,
     sync::atomic::Ordering,
 };
@@ -28,10 +28,14 @@ const WINDOW_BYTES_MAX: u64 = 1 << 20;
 /// A publisher's memory for the latest messages, as a rule: what the nearer caches hold.
 pub(super) const PUBLISHER_BYTES: usize = 1 << 20;
 
+/// The groups that `tools/lossy-wire` loses packets of, and one of which it loses none.
+const LOSSY_GROUPS: [Ipv4Addr; 2] = [Ipv4Addr::new(239, 77, 70, 1), Ipv4Addr::new(239, 77, 70, 2)];
+const WHOLE_GROUP: Ipv4Addr = Ipv4Addr::new(239, 77, 70, 3);
+
 /// Multicast lines on the loopback interface that nobody else uses.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Lines {
-    ports: Vec<u16>,
+    groups: Vec<SocketAddrV4>,
     /// Where requests are answered.
     pub(super) server: SocketAddr,
     /// Whether large sends are cut, and packets joined, by the system.
@@ -43,15 +47,23 @@ impl Lines {
     pub(super) fn new(count: usize, offload: bool) -> Result<Self, Failure> {
         let free = || UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr());
         let free = || free().map_err(|error| Failure::new(format_args!("no free port: {error}")));
-        let mut ports = Vec::new();
+        let mut groups = Vec::new();
         for _ in 0..count {
-            ports.push(free()?.port());
+            groups.push(SocketAddrV4::new(WHOLE_GROUP, free()?.port()));
         }
         Ok(Self {
-            ports,
+            groups,
             server: free()?,
             offload,
         })
+    }
+
+    /// The first `count` of them are of groups that `tools/lossy-wire` loses packets of.
+    pub(super) fn lossy(mut self, count: usize) -> Self {
+        for (line, group) in self.groups.iter_mut().zip(LOSSY_GROUPS).take(count) {
+            line.set_ip(group);
+        }
+        self
     }
 
     /// Why the loopback interface carries no multicast here, if that is so.
@@ -67,15 +79,15 @@ impl Lines {
 
     /// Some of them, as the sockets take them.
     pub(super) fn options(&self, which: std::ops::Range<usize>) -> Vec<LineOptions> {
-        let line = |port: &u16| LineOptions {
+        let line = |group: &SocketAddrV4| LineOptions {
             buffer_bytes: Some(BUFFER_BYTES),
             offload: self.offload,
             ..LineOptions::new(
-                SocketAddr::from((Ipv4Addr::new(239, 77, 70, 1), *port)),
+                SocketAddr::V4(*group),
                 Interface::Address(Ipv4Addr::LOCALHOST.into()),
             )
         };
-        self.ports[which].iter().map(line).collect()
+        self.groups[which].iter().map(line).collect()
     }
 
     /// How many bytes may be under way on one of them: what a receiver's buffer surely takes.

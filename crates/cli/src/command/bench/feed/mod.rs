@@ -31,6 +31,9 @@ pub(crate) struct FeedArgs {
     /// An ITCH file, may be gzipped, whose messages are sent in the last throughput row [default: made-up ones as long as those of a real file].
     #[arg(long, value_name = "FILE")]
     itch: Option<PathBuf>,
+    /// In the repair rows, the way loses the packets: run this in `tools/lossy-wire`.
+    #[arg(long)]
+    wire: bool,
     /// Only this part: rtt, throughput or repair.
     #[arg(long, value_enum)]
     only: Option<Part>,
@@ -56,7 +59,7 @@ impl FeedArgs {
             plans.extend(streams.into_iter().map(Plan::Stream));
         }
         if wanted(Part::Repair) {
-            let repairs = repair::Plan::all(stage.short);
+            let repairs = repair::Plan::all(stage.short, self.wire);
             plans.extend(repairs.into_iter().map(Plan::Repair));
         }
         let cores = stage

@@ -1,4 +1,7 @@
 //! What is lost on one line of two, or on both, and how soon it is there.
+//!
+//! The way loses packets, where the bench runs in `tools/lossy-wire`; elsewhere, and for the limit, what has come in is thrown
+//! away in front of the receiver. Which packets those were is told by those that came.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -65,12 +68,18 @@ pub(super) enum Loss {
 pub(super) struct Plan {
     loss: Loss,
     delay_ns: u64,
+    /// Whether the way loses packets itself.
+    wire: bool,
 }
 
 impl Plan {
-    pub(super) fn all(short: bool) -> Vec<Self> {
+    pub(super) fn all(short: bool, wire: bool) -> Vec<Self> {
         let delay_ns = if short { DELAY_NS_SHORT } else { DELAY_NS };
-        let plan = |loss| Self { loss, delay_ns };
+        let plan = |loss| Self {
+            loss,
+            delay_ns,
+            wire,
+        };
         vec![plan(Loss::OneLine), plan(Loss::BothLines)]
     }
 
@@ -93,6 +102,10 @@ impl Plan {
             params: vec![
                 ("part", "repair".into()),
                 ("loss", loss.into()),
+                (
+                    "lost_by",
+                    if self.wire { "the way" } else { "the receiver" }.into(),
+                ),
                 ("packets", PACKETS.into()),
                 ("delay_ns", self.delay_ns.into()),
                 ("far_ns", FAR_NS.into()),
@@ -124,12 +137,18 @@ impl<'a, 'b> Repair<'a, 'b> {
 
     fn round(&mut self, loss: Loss) -> Result<Round, Failure> {
         self.rounds += 1;
+        let on_the_way = match loss {
+            Loss::OneLine if self.plan.wire => 1,
+            Loss::BothLines if self.plan.wire => 2,
+            _ => 0,
+        };
         let task = Task {
-            loss,
+            loss: if on_the_way > 0 { Loss::None } else { loss },
             delay_ns: self.plan.delay_ns,
             seed: self.stage.seed + self.rounds,
         };
-        let lines = Lines::new(2, true)?;
+        // What is sent as one would be lost as one.
+        let lines = Lines::new(2, !self.plan.wire)?.lossy(on_the_way);
         play(self.stage, self.crew, &lines, &What::Repair(task))
     }
 }
@@ -245,7 +264,7 @@ impl Task {
         };
         arrived.say(DONE);
         let stats = subscription.receiver().stats();
-        let needed = subscription.transport().lost_on_both();
+        let [lost_on_a, lost_on_b, needed] = subscription.transport().lost();
         // More was asked for than was needed, beside what was asked for again.
         wrong += stats.requests.saturating_sub(needed);
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
@@ -253,6 +272,8 @@ impl Task {
             .rates(total, SIZE.bytes(), (in_step_ns - begun_ns) as f64)
             .figure("requests", stats.requests as f64)
             .figure("retries", stats.retries as f64)
+            .figure("lost_on_a", lost_on_a as f64)
+            .figure("lost_on_b", lost_on_b as f64)
             .figure("packets_needed", needed as f64)
             .figure(
                 "in_step_ns",
@@ -262,13 +283,13 @@ impl Task {
     }
 }
 
-/// Sockets whose lines lose packets on purpose, and whose answers come from far away.
+/// Sockets whose lines may lose packets on purpose, and whose answers come from far away.
 struct Lossy {
     sockets: UdpTransport,
     loss: Loss,
     random: fastrand::Rng,
-    /// The first number of each packet lost, of either line.
-    lost: [BTreeSet<u64>; 2],
+    /// The first number of each packet that came, of either line.
+    came: [BTreeSet<u64>; 2],
     answers: VecDeque<(u64, SocketAddr, Vec<u8>)>,
 }
 
@@ -278,14 +299,15 @@ impl Lossy {
             sockets,
             loss: task.loss,
             random: fastrand::Rng::with_seed(task.seed),
-            lost: [BTreeSet::new(), BTreeSet::new()],
+            came: [BTreeSet::new(), BTreeSet::new()],
             answers: VecDeque::new(),
         }
     }
 
-    fn lost_on_both(&self) -> u64 {
-        let [a, b] = &self.lost;
-        a.intersection(b).count() as u64
+    /// How many packets did not come on line A, on line B, and on both.
+    fn lost(&self) -> [u64; 3] {
+        let [a, b] = &self.came;
+        [a.len(), b.len(), a.union(b).count()].map(|came| PACKETS.saturating_sub(came as u64))
     }
 }
 
@@ -310,16 +332,18 @@ impl Transport for Lossy {
         limit: usize,
         each: &mut dyn FnMut(usize, Arrival<'_>),
     ) -> io::Result<usize> {
-        let (loss, random, lost) = (self.loss, &mut self.random, &mut self.lost);
+        let (loss, random, came) = (self.loss, &mut self.random, &mut self.came);
         self.sockets.receive_lines(limit, &mut |line, arrival| {
             let packet = Downstream::parse(arrival.bytes);
             let number = packet.ok().filter(|packet| packet.messages().len() > 0);
             match number.map(|packet| packet.sequence().0) {
-                Some(number) if loss.takes(line, number, random) => {
-                    lost[line].insert(number);
+                Some(number) if loss.takes(line, number, random) => return,
+                Some(number) => {
+                    came[line].insert(number);
                 }
-                _ => each(line, arrival),
+                None => {}
             }
+            each(line, arrival);
         })
     }
 
