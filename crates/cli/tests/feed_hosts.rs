@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde_json::Value;
-use teeline_feed::capture::ItchWriter;
+use teeline_feed::capture::{ItchReader, ItchWriter};
 
 /// Two namespaces that go when this is dropped.
 struct Hosts {
@@ -58,8 +58,18 @@ impl Hosts {
         possible.then_some(hosts)
     }
 
-    /// Loses packets of a line on their way in, so many of a hundred.
+    /// Loses packets of a line on their way in, so many of a hundred, at random.
     fn lose(&self, line: &str, percent: u32) {
+        let above = (100 - percent).to_string();
+        self.drop_on(line, &["numgen", "random", "mod", "100", ">=", &above]);
+    }
+
+    /// Loses every tenth packet of a line on its way in.
+    fn lose_every_tenth(&self, line: &str) {
+        self.drop_on(line, &["numgen", "inc", "mod", "10", "==", "9"]);
+    }
+
+    fn drop_on(&self, line: &str, which: &[&str]) {
         let receiver = &self.receiver;
         let nft = |rule: &[&str]| {
             let mut command = Command::new("ip");
@@ -74,11 +84,8 @@ impl Hosts {
         let chain = format!("in{line}");
         let hook = "{ type filter hook input priority 0 ; }";
         nft(&["add", "chain", "inet", "t", &chain, hook]);
-        let above = (100 - percent).to_string();
-        nft(&[
-            "add", "rule", "inet", "t", &chain, "iifname", line, "numgen", "random", "mod", "100",
-            ">=", &above, "drop",
-        ]);
+        let rule = ["add", "rule", "inet", "t", &chain, "iifname", line];
+        nft(&[&rule, which, &["drop"]].concat());
     }
 
     fn teeline(host: &str, args: &[&str]) -> Child {
@@ -100,7 +107,7 @@ impl Hosts {
 
     /// Sends a file from one host to the other over both lines; gives the receiver's summary, and the interfaces on which
     /// it had joined each group.
-    fn send(&self, dir: &Path, input: &[u8]) -> (Value, Vec<(String, String)>) {
+    fn send(&self, dir: &Path, input: &[u8], delay_ms: &str) -> (Value, Vec<(String, String)>) {
         let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
         fs::write(path("in.itch"), input).unwrap();
         // By name on one line, by prefix and address on the other.
@@ -118,6 +125,8 @@ impl Hosts {
                 "beginning",
                 "--deadline",
                 "10000",
+                "--delay",
+                delay_ms,
                 "--out",
                 &path("out.itch"),
             ],
@@ -228,7 +237,7 @@ fn five_percent_lost_on_each_line_arrive_once_and_in_order_on_the_interfaces_nam
     hosts.lose("lineA", 5);
     hosts.lose("lineB", 5);
     let dir = tempfile::tempdir().unwrap();
-    let (summary, joined) = hosts.send(dir.path(), &input());
+    let (summary, joined) = hosts.send(dir.path(), &input(), "1");
     let expected = [("239.77.9.1", "lineA"), ("239.77.9.2", "lineB")];
     assert_eq!(
         joined,
@@ -255,8 +264,34 @@ fn with_one_line_down_and_the_other_lossy_everything_arrives_by_request() {
     hosts.lose("lineA", 5);
     hosts.lose("lineB", 100);
     let dir = tempfile::tempdir().unwrap();
-    let (summary, _) = hosts.send(dir.path(), &input());
+    let (summary, _) = hosts.send(dir.path(), &input(), "1");
     assert_eq!(count(&summary, "lost"), 0);
     assert!(count(&summary, "answered_messages") > 0, "{summary}");
     assert_eq!(count(&summary["lines"][1], "packets"), 0, "{summary}");
+}
+
+/// The other line has it. What is sent fits into a socket's buffer whatever the receiver does meanwhile, and gaps wait for long,
+/// since a sender may be stopped between its two lines.
+#[test]
+fn a_tenth_lost_on_one_of_two_lines_is_never_asked_for() {
+    let Some(hosts) = Hosts::new("one") else {
+        return;
+    };
+    hosts.lose_every_tenth("lineA");
+    let dir = tempfile::tempdir().unwrap();
+    let all = input();
+    let mut messages = ItchReader::new(all.as_slice());
+    let mut some = ItchWriter::new(Vec::new());
+    for _ in 0..2_000 {
+        some.write(messages.next_message().unwrap().unwrap())
+            .unwrap();
+    }
+    let (summary, _) = hosts.send(dir.path(), &some.into_inner(), "5000");
+    assert_eq!(
+        (count(&summary, "lost"), count(&summary, "requests")),
+        (0, 0)
+    );
+    let [a, b] = [0, 1].map(|line| count(&summary["lines"][line], "messages"));
+    assert!(a + 100 < b, "{summary}");
+    assert_eq!((b, count(&summary, "delivered")), (2_000, 2_000));
 }

@@ -6,12 +6,12 @@ use clap::Args;
 use serde::Serialize;
 use teeline_bridge::adapter::{FeedToRing, RelayEpochs, RelayPoint};
 use teeline_core::{Name, SourceName, time::Clock};
-use teeline_feed::{ReceiverState, Sessions, Start};
+use teeline_feed::{Event, ReceiverState, Sessions, Start};
 use teeline_os::{SystemClock, state::StateDir};
 use teeline_ring::{AttachOptions, MessageType, Producer, RingOptions};
 use teeline_sync::atomic::Ordering;
 
-use super::{event, sockets::SubscribeArgs};
+use super::{event, live::LiveLine, sockets::SubscribeArgs};
 use crate::{
     command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output},
@@ -86,18 +86,21 @@ impl RelayArgs {
             .subscribe(start, sessions, over.unwrap_or_default())?;
         let kind = MessageType(self.kind);
         let mut relay = FeedToRing::new(subscription, producer, kind, epochs, point);
+        let mut live = LiveLine::new(out.is_json())?;
         while !stop.load(Ordering::Relaxed) {
+            let now_ns = SystemClock.monotonic_ns();
             let mut failure = None;
             let received = relay
-                .do_work(SystemClock.monotonic_ns(), &mut |seen| {
-                    if failure.is_none() {
-                        failure = event::print(seen, out).err();
+                .do_work(now_ns, &mut |seen| {
+                    if failure.is_none() && !matches!(seen, Event::Message { .. }) {
+                        failure = live.suspend(|| event::print(seen, out)).err();
                     }
                 })
                 .map_err(Failure::new)?;
             if let Some(failure) = failure {
                 return Err(failure);
             }
+            live.update(now_ns, relay.subscription().receiver());
             let ended = relay.subscription().receiver().state() == ReceiverState::Ended;
             if self.until_end && ended && !relay.is_waiting() {
                 break;
@@ -107,6 +110,7 @@ impl RelayArgs {
                 wait.nap(relay.subscription().transport(), due_ns)?;
             }
         }
+        drop(live);
         let stats = relay.stats();
         let line = RelayedLine {
             event: "summary",

@@ -14,7 +14,10 @@ use teeline_log::{Log, LogOptions, Topic, TopicConfig};
 use teeline_os::{SystemClock, state::StateDir};
 use teeline_sync::atomic::Ordering;
 
-use super::sockets::{SubscribeArgs, nap, retransmit_server};
+use super::{
+    live::LiveLine,
+    sockets::{SubscribeArgs, nap, retransmit_server},
+};
 use crate::{
     command::signals::{STOP, stop_on_signals},
     output::{Answer, Failure, Output},
@@ -90,10 +93,11 @@ impl StoreArgs {
         if let Some(state) = &state {
             recorder = recorder.foreign(state, &SystemClock);
         }
+        let mut live = LiveLine::new(out.is_json())?;
         while !stop.load(Ordering::Relaxed) {
-            let received = recorder
-                .do_work(SystemClock.monotonic_ns())
-                .map_err(Failure::new)?;
+            let now_ns = SystemClock.monotonic_ns();
+            let received = recorder.do_work(now_ns).map_err(Failure::new)?;
+            live.update(now_ns, recorder.subscription().receiver());
             let ended = recorder.subscription().receiver().state() == ReceiverState::Ended;
             if self.until_end && ended {
                 break;
@@ -103,6 +107,7 @@ impl StoreArgs {
                 wait.nap(recorder.subscription().transport(), due_ns)?;
             }
         }
+        drop(live);
         let progress = recorder.progress();
         let line = StoredLine {
             epoch: progress.map(|progress| progress.epoch.0),

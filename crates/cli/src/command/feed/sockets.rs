@@ -196,6 +196,9 @@ pub(super) struct SubscribeArgs {
     /// A re-request server. Several are asked in turn.
     #[arg(long = "server", value_name = "ADDRESS:PORT")]
     servers: Vec<SocketAddr>,
+    /// How long a gap waits for a late packet, or for the other line, before it is asked for, in milliseconds.
+    #[arg(long, default_value_t = 1, value_name = "MS")]
+    delay: u64,
     /// How long a gap may hold back what follows it, in milliseconds.
     #[arg(long, default_value_t = 1_000, value_name = "MS")]
     deadline: u64,
@@ -228,6 +231,7 @@ impl SubscribeArgs {
             sessions,
             ignored_sessions: over,
             requests: RequestOptions {
+                delay_ns: self.delay.saturating_mul(1_000_000),
                 deadline_ns: self.deadline.saturating_mul(1_000_000),
                 ..RequestOptions::default()
             },
