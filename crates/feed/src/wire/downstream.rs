@@ -211,14 +211,12 @@ impl<'a> Iterator for Messages<'a> {
     fn fold<B, F: FnMut(B, Self::Item) -> B>(mut self, init: B, mut each: F) -> B {
         let mut all = init;
         if let Some(stride) = self.stride {
-            let (mut sequence, mut rest) = (self.sequence, self.rest);
-            for _ in 0..self.left {
-                let Some((block, behind)) = rest.split_at_checked(stride) else {
-                    break;
-                };
+            let blocks = self.rest.get(..stride * usize::from(self.left));
+            let mut sequence = self.sequence;
+            for block in blocks.unwrap_or_default().chunks_exact(stride.max(1)) {
                 let (_, message) = block.split_at(LENGTH_BYTES.min(stride));
                 all = each(all, (sequence, message));
-                (sequence, rest) = (sequence.next(), behind);
+                sequence = sequence.next();
             }
             return all;
         }
