@@ -12,6 +12,10 @@ use crate::{
 /// Requests answered in one turn at most, so that they never hold back the feed for long.
 const REQUESTS_PER_TURN: usize = 32;
 
+/// How often requests are looked for while there is something to send: a look that finds nothing is a call of the system, and
+/// whoever asks waits for a way there and back anyway. With nothing to send, they are looked for every time.
+const PEERS_INTERVAL_NS: u64 = 100_000;
+
 /// A publisher whose packets go out on every line, and whose re-request server answers.
 #[derive(Debug)]
 pub struct Publication<T, S = NoStore> {
@@ -20,6 +24,8 @@ pub struct Publication<T, S = NoStore> {
     store: Option<S>,
     transport: T,
     lines: Vec<SendStats>,
+    /// When requests are looked for although there is something to send.
+    peers_due_ns: u64,
     answers_failed: u64,
 }
 
@@ -68,6 +74,7 @@ impl<T: Transport, S: MessageStore> Publication<T, S> {
             store,
             transport,
             lines: vec![SendStats::default(); lines],
+            peers_due_ns: 0,
             answers_failed: 0,
         }
     }
@@ -111,6 +118,10 @@ impl<T: Transport, S: MessageStore> Publication<T, S> {
                 }
             }
         }
+        if work > 0 && now_ns < self.peers_due_ns {
+            return Ok(work);
+        }
+        self.peers_due_ns = now_ns.saturating_add(PEERS_INTERVAL_NS);
         let mut requests = Vec::new();
         work += self
             .transport
