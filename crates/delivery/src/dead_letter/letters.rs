@@ -37,6 +37,14 @@ impl Letters {
         })
     }
 
+    /// Gives both topics the partitions that the topic of the group has got.
+    pub(crate) fn follow(&mut self, topic: &Topic, group: &Name) -> Result<(), DeadLetterError> {
+        if self.retry.config().partitions < topic.config().partitions {
+            *self = Self::open(&self.log, topic, group)?;
+        }
+        Ok(())
+    }
+
     /// The topic from which dead letters come back.
     pub(crate) fn retry(&self) -> &Topic {
         &self.retry

@@ -12,7 +12,7 @@ use super::{
     stream::{Entry, Stream, Task, Which},
 };
 use crate::{
-    consumer::Place,
+    consumer::{ConsumerError, Place},
     dead_letter::{SetAside, table},
     hook::{CrashHook, CrashPoint},
     limiter::Limiter,
@@ -204,6 +204,29 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         owned.next = offset;
         main.commit(partition, groups, group)?;
         self.load_set_aside(partition)
+    }
+
+    /// Goes on at the first record of `partition` that was appended at `time_ns` (nanoseconds since the Unix epoch) or later, as
+    /// [`Topic::offset_at`] finds it, or at the end if there is none yet; and commits that.
+    ///
+    /// # Errors
+    ///
+    /// As [`seek`](Self::seek).
+    ///
+    /// # Panics
+    ///
+    /// If there is no such partition.
+    pub fn seek_to_time(
+        &mut self,
+        partition: Partition,
+        time_ns: u64,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        let topic = self.main.topic();
+        let offset = topic.offset_at(partition, time_ns).map_err(|source| {
+            let place = Place::new(topic, partition, self.next(partition));
+            ConsumerError::Read { place, source }
+        })?;
+        self.seek(partition, offset)
     }
 
     /// The messages that are set aside: while there is any, the state is incomplete.
@@ -544,13 +567,15 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             ..
         } = self;
         let (mode, on_lost) = (*mode, *on_lost);
+        let beside = recovery
+            .as_mut()
+            .map(|recovery| recovery.retry_beside(&topic, group))
+            .transpose()?;
         main.take(
             topic, partition, generation, mode, on_lost, store, groups, group,
         )?;
-        if let Some(recovery) = recovery {
-            let stream = &mut recovery.stream;
-            let topic = stream.topic().clone();
-            stream.take(
+        if let (Some(recovery), Some(topic)) = (recovery, beside) {
+            recovery.stream.take(
                 topic, partition, generation, mode, on_lost, store, groups, group,
             )?;
         }

@@ -306,6 +306,24 @@ impl<D: Database, H: Handler<D>> GroupDelivery<H, D> {
         self.at(topic).seek(partition, offset)
     }
 
+    /// Goes on at the first record of one of its partitions that was appended at a time or later.
+    ///
+    /// # Errors
+    ///
+    /// As [`Delivery::seek_to_time`].
+    ///
+    /// # Panics
+    ///
+    /// If the partition is not its own.
+    pub fn seek_to_time(
+        &mut self,
+        topic: &Name,
+        partition: Partition,
+        time_ns: u64,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        self.at(topic).seek_to_time(partition, time_ns)
+    }
+
     /// How many records each of its partitions is behind what may be read of it.
     ///
     /// # Errors

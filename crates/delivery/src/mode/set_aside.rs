@@ -98,6 +98,16 @@ impl Recovery {
         self.held.values().flatten()
     }
 
+    /// The topic from which dead letters come back, with as many partitions as `topic`.
+    pub(super) fn retry_beside(
+        &mut self,
+        topic: &Topic,
+        group: &Name,
+    ) -> Result<Topic, DeadLetterError> {
+        self.letters.follow(topic, group)?;
+        Ok(self.letters.retry().clone())
+    }
+
     /// Those of which nothing final has become.
     pub(super) fn unsettled(&self) -> impl Iterator<Item = &SetAside> {
         self.held().filter(|row| row.state != State::Settled)

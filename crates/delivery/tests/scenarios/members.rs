@@ -1,13 +1,15 @@
 //! What a delivery that is a member of a group promises.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use teeline_core::{Offset, Partition};
+use teeline_core::{Offset, Partition, time::Clock};
 use teeline_delivery::{
     dead_letter::State,
     mode::{DeliveryError, GroupDelivery, Mode},
     store::Database,
 };
+
+use teeline_os::SystemClock;
 
 use super::{
     places::{Place, on_each_database},
@@ -23,6 +25,8 @@ on_each_database! {
     a_partition_is_paused_sought_and_resumed
     messages_that_are_set_aside_go_with_their_partition
     several_topics_are_read_by_one_member
+    partitions_that_a_topic_gets_are_read_too
+    a_partition_is_sought_by_time
 }
 
 fn settle<D: Database>(member: &mut GroupDelivery<Note, D>) {
@@ -263,5 +267,62 @@ fn several_topics_are_read_by_one_member<P: Place>() {
         );
         let lag: u64 = member.lag().unwrap().iter().map(|row| row.1).sum();
         assert_eq!(lag, 0);
+    }
+}
+
+fn partitions_that_a_topic_gets_are_read_too<P: Place>() {
+    for mode in [Mode::AtLeastOnce, Mode::Atomic, Mode::Idempotent] {
+        let Some(mut world) = World::<P>::new(&[("numbers", 1)]) else {
+            return;
+        };
+        world.append("numbers", 0, 6);
+        let join = |world: &World<P>| world.member(mode, "g", &["numbers"], true).unwrap();
+        let mut members = [join(&world), join(&world)];
+        members.iter_mut().for_each(settle);
+        let mut topic = world.log.topic(&name("numbers")).unwrap();
+        topic.grow(4, false).unwrap();
+        for partition in 1..4 {
+            world.append("numbers", partition, 6);
+        }
+        world.refuse(304, 1);
+        for _ in 0..3 {
+            beat(&world.clock, &members.iter().collect::<Vec<_>>());
+            members.iter_mut().for_each(settle);
+        }
+        let sizes: Vec<_> = members.iter().map(|member| held(member).len()).collect();
+        assert_eq!(sizes, [2, 2], "{mode}");
+        world.clock.turn(BACKOFF);
+        beat(&world.clock, &members.iter().collect::<Vec<_>>());
+        members.iter_mut().for_each(settle);
+        let times = world.times("numbers");
+        assert_eq!(times.len(), 24);
+        assert!(times.values().all(|n| *n == 1), "{mode}: {times:?}");
+    }
+}
+
+fn a_partition_is_sought_by_time<P: Place>() {
+    for mode in Mode::ALL {
+        let Some(mut world) = World::<P>::new(&[("numbers", 1)]) else {
+            return;
+        };
+        world.append("numbers", 0, 5);
+        let topic = name("numbers");
+        let mut member = world.member(mode, "g", &["numbers"], false).unwrap();
+        member.poll().unwrap();
+        // The log's own clock is the system's.
+        teeline_os::sleep(Duration::from_millis(2));
+        let between = SystemClock.wall_ns();
+        teeline_os::sleep(Duration::from_millis(2));
+        world.append("numbers", 0, 3);
+        member.seek_to_time(&topic, P0, between).unwrap();
+        assert_eq!(member.next(&topic, P0), Offset(5), "{mode}");
+        member
+            .seek_to_time(&topic, P0, SystemClock.wall_ns())
+            .unwrap();
+        assert_eq!(member.next(&topic, P0), Offset(8), "{mode}");
+        member.seek_to_time(&topic, P0, 0).unwrap();
+        assert_eq!(member.next(&topic, P0), Offset(0), "{mode}");
+        settle(&mut member);
+        assert!(world.times("numbers").values().all(|n| *n == 1), "{mode}");
     }
 }

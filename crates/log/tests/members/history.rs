@@ -1,6 +1,6 @@
-//! Random histories of a group: members that come, go, die, freeze, go on, dawdle and commit, in any order, with a clock that
-//! jumps. After each step no partition has two owners that could commit, and what is committed is what owners committed.
-//! After a quiet time all partitions have owners, evenly.
+//! Random histories of a group: members that come, go, die, freeze, go on, dawdle and commit, in any order, with a topic that
+//! grows and a clock that jumps. After each step no partition has two owners that could commit, and what is committed is what
+//! owners committed. After a quiet time all partitions have owners, evenly.
 //!
 //! `TEELINE_SEED=n` plays one history, `TEELINE_HISTORIES=n` so many instead of a few dozen.
 
@@ -12,7 +12,7 @@ use teeline_log::groups::{
     CommitError, Groups, Held, Member, MemberError, MemberOptions, Strategy,
 };
 
-use super::world::{HEARTBEAT, World};
+use super::world::{HEARTBEAT, World, name};
 
 const HISTORIES: u64 = 40;
 const STEPS: u32 = 150;
@@ -90,10 +90,19 @@ impl History {
                 }
             }
             32..34 => self.world.clock.turn(Duration::from_secs(86_400)),
-            34..60 => self.commit(),
+            34 => self.grow(),
+            35..60 => self.commit(),
             _ => self.run(),
         }
         self.check();
+    }
+
+    fn grow(&self) {
+        let mut topic = self.world.log.topic(&name("b")).unwrap();
+        let partitions = topic.config().partitions;
+        if partitions < 6 {
+            topic.grow(partitions + 1, false).unwrap();
+        }
     }
 
     fn join(&mut self) {

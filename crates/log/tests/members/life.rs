@@ -119,6 +119,7 @@ fn an_observer_that_was_stopped_itself_does_not_take_the_others_for_frozen() {
     let world = World::new(&[("fills", 4)]);
     let mut members = vec![world.join(&["fills"]), world.join(&["fills"])];
     world.quiet(&mut members);
+    members[0].beat().unwrap();
     // The clock jumps by an hour, in which neither of them ran.
     world.clock.turn(Duration::from_secs(3_599));
     members[0].beat().unwrap();
@@ -300,4 +301,27 @@ fn a_topic_made_later_is_read_by_whoever_joins_for_it() {
     world.quiet(&mut members);
     assert_eq!(sizes(&members), [2, 3]);
     assert_eq!(members[1].held().next().unwrap().partition, Partition(0));
+}
+
+#[test]
+fn partitions_that_a_topic_gets_are_shared_out_by_whoever_sees_them_first() {
+    let world = World::new(&[("fills", 2)]);
+    let mut members = vec![
+        world.join(&["fills"]),
+        world.join(&["fills"]),
+        world.join(&["fills"]),
+    ];
+    world.quiet(&mut members);
+    assert_eq!(sizes(&members), [1, 1, 0]);
+    let before: Vec<_> = members.iter().flat_map(|member| member.held()).collect();
+    let mut topic = world.log.topic(&name("fills")).unwrap();
+    topic.grow(8, false).unwrap();
+    world.quiet(&mut members);
+    let mut shared = sizes(&members);
+    shared.sort_unstable();
+    assert_eq!(shared, [2, 3, 3]);
+    let after: Vec<_> = members.iter().flat_map(|member| member.held()).collect();
+    for held in before {
+        assert!(after.contains(&held), "{held:?} was moved");
+    }
 }
