@@ -40,6 +40,9 @@ pub const BATCH_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// How long a stop may take to empty the rings, by default.
 pub const DRAIN_LIMIT_DEFAULT: Duration = Duration::from_secs(10);
 
+/// How often the bridge looks after its log, by default.
+pub const UPKEEP_DEFAULT: Duration = Duration::from_mins(1);
+
 /// What a bridge is told to do. Read with [`BridgeConfig::read`] or parsed with [`str::parse`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BridgeConfig {
@@ -48,6 +51,9 @@ pub struct BridgeConfig {
     /// Whether the log may be on a file system whose syncs, locks and mappings may not mean what the log relies on: for
     /// trying things out only.
     pub any_filesystem: bool,
+    /// How often to do what the topics' files ask for: retention, sealing by age, compaction. `None`: never, somebody else
+    /// does it.
+    pub upkeep: Option<Duration>,
     /// The host's state directory; `None` is the usual place.
     pub state_dir: Option<PathBuf>,
     /// How long a stop may take to empty the rings. What is left then stays in them.

@@ -5,7 +5,8 @@ use std::{fmt, path::PathBuf};
 use teeline_core::{Epoch, Name, Sequence, SourceName};
 use teeline_log::Progress;
 
-/// Whoever is told what happens. Called from the threads of the sources, one call at a time per source.
+/// Whoever is told what happens. Called from the threads of the sources, one call at a time per source, and from the one
+/// that looks after the log.
 pub type Observer<'a> = dyn Fn(&BridgeEvent) + Sync + 'a;
 
 /// Something an operator wants to know. `Display` says it in one sentence.
@@ -95,6 +96,12 @@ pub enum BridgeEvent {
         /// The first message under the new routes.
         from: Sequence,
     },
+    /// Retention or compaction of the log does not work. The bridge tries again at the next turn; messages flow meanwhile,
+    /// as long as there is space. Told once per reason.
+    Upkeep {
+        /// Why, and what helps.
+        reason: String,
+    },
     /// Something the bridge does without, such as a CPU it could not pin to.
     Warning {
         /// The ring's directory.
@@ -163,6 +170,9 @@ impl fmt::Display for BridgeEvent {
                     f,
                     "{source}: storing waits, the ring keeps its messages: {reason}"
                 )
+            }
+            Self::Upkeep { reason } => {
+                write!(f, "the log is not looked after, its space does not come back: {reason}")
             }
             Self::Unblocked { source } => write!(f, "{source}: storing goes on"),
             Self::EpochEnded {

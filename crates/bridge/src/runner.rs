@@ -1,11 +1,17 @@
 //! The bridge as a whole: opens the log, gives each source a thread, and keeps each attached to whatever ring is there.
 
-use std::{fmt, fs, os::unix::fs::MetadataExt, thread, time::Duration};
+use std::{
+    fmt, fs,
+    os::unix::fs::MetadataExt,
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
 
 use teeline_core::{Sequence, recorder::Recorder};
 use teeline_log::{
-    AppendError, Log, LogOptions, Progress, ResumeError, Succession, Topic, TopicError, Writer,
-    WriterError,
+    AppendError, Log, LogOptions, Progress, ResumeError, Succession, Topic, TopicError,
+    UpkeepError, Writer, WriterError,
 };
 use teeline_os::{SystemClock, cpu, hold, sleep, state::StateDir};
 use teeline_ring::{AttachError, AttachOptions, Consumer};
@@ -155,7 +161,7 @@ impl Bridge {
     }
 
     /// Runs until `stop` is set, then drains the rings and returns. Each source has a thread of its own, on which
-    /// `recorders` makes its recorder; `observer` is told what happens.
+    /// `recorders` makes its recorder; `observer` is told what happens. A thread beside them looks after the log.
     ///
     /// # Errors
     /// When a source cannot go on. The others are drained first: what keeps the process alive should not be the half of
@@ -188,6 +194,10 @@ impl Bridge {
         };
         let results: Vec<Result<(), BridgeError>> = thread::scope(|scope| {
             let tend = &tend;
+            let (sources, ended) = mpsc::channel::<()>();
+            if let Some(interval) = self.config.upkeep {
+                scope.spawn(move || self.look_after_log(interval, &ended, observer));
+            }
             let threads: Vec<_> = self
                 .config
                 .sources
@@ -199,9 +209,35 @@ impl Bridge {
                     .join()
                     .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
-            threads.into_iter().map(join).collect()
+            let results = threads.into_iter().map(join).collect();
+            drop(sources);
+            results
         });
         results.into_iter().collect()
+    }
+
+    /// Does what the topics' files ask for, now and every `interval`, until the sources have ended.
+    fn look_after_log(&self, interval: Duration, ended: &Receiver<()>, observer: &Observer<'_>) {
+        let mut told = None;
+        loop {
+            let reason = match self.log.look_after() {
+                // Somebody else does it.
+                Ok(()) | Err(UpkeepError::Append(AppendError::Busy { .. })) => None,
+                Err(error) => Some(error.to_string()),
+            };
+            if reason != told
+                && let Some(reason) = &reason
+            {
+                observer(&BridgeEvent::Upkeep {
+                    reason: reason.clone(),
+                });
+            }
+            told = reason;
+            match ended.recv_timeout(interval) {
+                Err(RecvTimeoutError::Timeout) => {}
+                _ => return,
+            }
+        }
     }
 }
 

@@ -6,8 +6,10 @@ mod run;
 use std::{
     fs,
     io::{BufRead, BufReader, Lines},
+    os::unix::fs::MetadataExt,
     path::PathBuf,
     process::{Child, ChildStdout, Stdio},
+    thread,
 };
 
 use run::teeline;
@@ -44,7 +46,7 @@ impl Place {
         let [log, state, ring] = [log.display(), state.display(), ring.display()];
         let config = format!(
             r#"
-            log = {{ root = "{log}", any_filesystem = true }}
+            log = {{ root = "{log}", any_filesystem = true, upkeep_ms = 20 }}
             state.dir = "{state}"
             topic = [{{ name = "fills", partitions = 2, segment_bytes = 1048576 }}]
             [[source]]
@@ -150,6 +152,62 @@ fn sigterm_drains_and_ends_well() {
         .run()
         .fine();
     assert_eq!(read.objects().len(), 100);
+}
+
+/// What the topic's policy does not keep goes while the bridge runs, and what goes on being published is stored.
+#[test]
+fn a_running_bridge_gives_the_space_back_that_retention_does_not_keep() {
+    const MESSAGE_BYTES: usize = 10_000;
+    const KEPT_BYTES: u64 = 1 << 20;
+    let place = Place::new();
+    let log = place.path("log");
+    let create = [
+        "log",
+        "create",
+        "--any-filesystem",
+        "--partitions=2",
+        "--segment-bytes=256K",
+        "--keep-bytes=1M",
+    ];
+    teeline(create).arg(&log).arg("fills").run().fine();
+    let mut running = place.start();
+    running.wait_for("waiting");
+    let mut producer = place.create_ring();
+    running.wait_for("attached");
+    let segments = || {
+        let names = fs::read_dir(log.join("fills/0")).unwrap();
+        let names = names.map(|entry| entry.unwrap().path());
+        names.filter(|path| path.extension().is_some_and(|e| e == "log"))
+    };
+    let used = || -> u64 {
+        // One may go between the look at the name and that at the file.
+        let files = segments().filter_map(|path| fs::metadata(path).ok());
+        files.map(|metadata| metadata.blocks() * 512).sum()
+    };
+    // Eight times of what is kept, per partition.
+    let count = 16 * KEPT_BYTES / MESSAGE_BYTES as u64;
+    for _ in 0..count {
+        while producer
+            .publish(MessageType(1), &[7; MESSAGE_BYTES])
+            .is_err()
+        {
+            thread::yield_now();
+        }
+    }
+    let first = log.join("fills/0/00000000000000000000.log");
+    while first.exists() || used() > KEPT_BYTES + (512 << 10) {
+        assert!(running.child.try_wait().unwrap().is_none());
+        thread::yield_now();
+    }
+    running.signal(Signal::TERM);
+    let stopped = running.wait_for("stopped");
+    assert_eq!(stopped["through"], count);
+    assert_eq!(running.end(), (Some(0), String::new()));
+    assert!(segments().count() > 1);
+    let read = ["log", "read", "--json", "--partition=0", "--limit=1000"];
+    let read = teeline(read).arg(&log).arg("fills").run().fine();
+    let last = read.objects().last().unwrap()["sequence"].as_u64();
+    assert!(last.unwrap() >= count - 1, "{last:?} of {count}");
 }
 
 #[test]

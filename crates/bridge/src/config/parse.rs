@@ -8,7 +8,7 @@ use toml::{Table, Value};
 
 use super::{
     BATCH_BYTES_DEFAULT, BATCH_BYTES_MAX, BATCH_MESSAGES_DEFAULT, BATCH_MESSAGES_MAX, BatchLimits,
-    BridgeConfig, DRAIN_LIMIT_DEFAULT, Others, RouteConfig, SourceConfig, TopicSpec, Types,
+    BridgeConfig, DRAIN_LIMIT_DEFAULT, Others, RouteConfig, SourceConfig, TopicSpec, UPKEEP_DEFAULT, Types,
     fields::{Fields, one_of, parsed, path, whole, yes_or_no},
 };
 use crate::route::{KeyRule, Prefix};
@@ -17,8 +17,10 @@ pub(super) fn bridge(mut fields: Fields<'_>) -> Option<BridgeConfig> {
     let log = fields.need_table("log").map(|mut log| {
         let root = log.need("root", path);
         let any_filesystem = log.take("any_filesystem", yes_or_no);
+        let upkeep = log.take("upkeep_ms", whole(0, 86_400_000));
         log.done();
-        (root, any_filesystem.unwrap_or(false))
+        let upkeep = upkeep.map_or(UPKEEP_DEFAULT, Duration::from_millis);
+        (root, any_filesystem.unwrap_or(false), upkeep)
     });
     let state_dir = fields.table("state").and_then(|mut state| {
         let dir = state.need("dir", path);
@@ -56,10 +58,11 @@ pub(super) fn bridge(mut fields: Fields<'_>) -> Option<BridgeConfig> {
         );
     }
     fields.done();
-    let (log_root, any_filesystem) = log?;
+    let (log_root, any_filesystem, upkeep) = log?;
     Some(BridgeConfig {
         log_root: log_root?,
         any_filesystem,
+        upkeep: (!upkeep.is_zero()).then_some(upkeep),
         state_dir,
         drain_limit: drain_limit.unwrap_or(DRAIN_LIMIT_DEFAULT),
         topics: topics.into_iter().collect::<Option<_>>()?,

@@ -205,6 +205,11 @@ impl EventLine {
                 first: Some(from.0),
                 ..of("routes_changed", source)
             },
+            BridgeEvent::Upkeep { .. } => Self {
+                event: "upkeep",
+                text: text.clone(),
+                ..Self::default()
+            },
             BridgeEvent::Stopped {
                 source,
                 progress,

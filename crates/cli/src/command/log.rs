@@ -31,6 +31,11 @@ pub(crate) enum LogVerb {
     /// Append lines as records.
     Append(change::AppendArgs),
     /// Drop what a topic's policy, or the one given, does not keep.
+    ///
+    /// A running bridge does this every minute for all topics of its log (`log.upkeep_ms`), and compacts. Where none runs,
+    /// let cron do it:
+    ///
+    ///   */5 * * * *  teeline log retain /var/lib/teeline/log && teeline log compact /var/lib/teeline/log
     Retain(change::RetainArgs),
     /// Keep only the latest record of each key, in topics whose policy that is.
     Compact(change::CompactArgs),
