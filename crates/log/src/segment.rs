@@ -429,7 +429,8 @@ pub(crate) fn hint(
 /// The index of the segment that is being written.
 #[derive(Debug)]
 pub(crate) struct IndexWriter {
-    file: Arc<dyn StorageFile>,
+    /// `None` where there was no space for it: a lookup then scans, until somebody opens the segment anew.
+    file: Option<Arc<dyn StorageFile>>,
     entries: u32,
     capacity: u32,
     last_pos: Option<u32>,
@@ -455,12 +456,14 @@ impl IndexWriter {
         segment_bytes: u32,
     ) -> Result<Self> {
         let path = index_path(dir, end.segment);
-        let file = match storage.open(&path, Access::Write) {
-            Ok(file) => file,
-            Err(error) if error.is_not_found() => storage.create(&path, 0)?,
-            Err(error) => return Err(error),
+        let file = if_space(match storage.open(&path, Access::Write) {
+            Err(error) if error.is_not_found() => storage.create(&path, 0),
+            opened => opened,
+        })?;
+        let Some(file) = file else {
+            return Ok(Self::without_file());
         };
-        file.reserve(index_bytes(segment_bytes))?;
+        let has_room = if_space(file.reserve(index_bytes(segment_bytes)))?.is_some();
         let mut reader = SegmentReader::open(storage, dir, end.segment)?;
         let bytes = storage.read(&path)?;
         let mut entries = index::entries(&bytes);
@@ -477,8 +480,12 @@ impl IndexWriter {
         if rest.iter().any(|&b| b != 0) {
             file.write_at(used as u64, &vec![0; rest.len()])?;
         }
+        if !has_room {
+            // What stands in it is right.
+            return Ok(Self::without_file());
+        }
         let mut writer = Self {
-            file,
+            file: Some(file),
             entries: u32::try_from(entries.len()).unwrap_or(u32::MAX),
             capacity: index_capacity(segment_bytes),
             last_pos: entries.last().map(|entry| entry.file_pos),
@@ -495,12 +502,23 @@ impl IndexWriter {
         Ok(writer)
     }
 
+    /// Writes no entries.
+    fn without_file() -> Self {
+        Self {
+            file: None,
+            entries: 0,
+            capacity: 0,
+            last_pos: None,
+            time_max_ns: 0,
+        }
+    }
+
     /// Takes in a batch written at `pos`; an entry is made when the last one is far enough behind.
     pub(crate) fn note(&mut self, pos: u32, header: &Header) -> Result<()> {
-        let Some(entry) = self.due(pos, header) else {
+        let (Some(entry), Some(file)) = (self.due(pos, header), &self.file) else {
             return Ok(());
         };
-        self.file.write_at(
+        file.write_at(
             u64::from(self.entries) * index::ENTRY_BYTES as u64,
             &entry.encode(),
         )?;
@@ -532,7 +550,16 @@ impl IndexWriter {
     }
 
     pub(crate) fn sync(&self) -> Result<()> {
-        self.file.sync()
+        self.file.as_ref().map_or(Ok(()), |file| file.sync())
+    }
+}
+
+/// What was done, if there was space for it.
+fn if_space<T>(done: Result<T>) -> Result<Option<T>> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(error) if error.is_no_space() => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

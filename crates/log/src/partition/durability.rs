@@ -18,7 +18,7 @@ use crate::{
     },
     recovery,
     segment::SCAN_BYTES_MAX,
-    storage::{Storage, StorageError},
+    storage::{Access, Storage, StorageError},
 };
 
 /// Bytes between recovery points, at most: with two snapshots kept, an opening scans no more than twice this.
@@ -300,7 +300,29 @@ fn take_snapshot(
     let first = a == Some(at.offset) || b != Some(at.offset) && a <= b;
     let [path_a, path_b] = &recovery::snapshot_paths(dir);
     let path = if first { path_a } else { path_b };
-    storage.replace(path, &snapshot::encode(at, producers))
+    put_snapshot(storage, path, &snapshot::encode(at, producers))
+}
+
+/// Puts a snapshot in the place of one that nothing depends on. On a full disk it is written over that, which takes no
+/// space: so retention can free some. If that is torn, the other one of the two still counts.
+pub(super) fn put_snapshot(
+    storage: &dyn Storage,
+    path: &Path,
+    bytes: &[u8],
+) -> Result<(), StorageError> {
+    let full = match storage.replace(path, bytes) {
+        Err(error) if error.is_no_space() => error,
+        done => return done,
+    };
+    let Ok(file) = storage.open(path, Access::Write) else {
+        return Err(full);
+    };
+    // What hangs over would be no part of it.
+    if file.length()? > bytes.len() as u64 {
+        return Err(full);
+    }
+    file.write_at(0, bytes)?;
+    file.sync()
 }
 
 pub(super) fn read_state(storage: &dyn Storage, dir: &Path) -> Result<State, AppendError> {

@@ -77,7 +77,8 @@ impl Appender {
             self.forget_unsynced(start.segment, known)?;
         }
         if doubtful {
-            self.remove_unused(start.segment, page_end)?;
+            // Whoever recovered before may have died before the page said how far it came.
+            self.remove_unused(start.segment, page_end.max(known))?;
         }
         let undisturbed =
             (current && !stopped && self.page.load(Word::Dirty) == 0).then_some(page_end);
@@ -264,7 +265,16 @@ impl Appender {
             self.durable = self.end.offset;
             self.report.lost = Some((first, last));
         }
-        self.checkpoint(false)?;
+        match self.checkpoint(false) {
+            // Everything is durable. The recovery point stands where it was until there is space for a snapshot.
+            Err(AppendError::NoSpace(_)) => self.write_state(State {
+                clean: false,
+                ceiling: self.state.ceiling.max(self.end.offset),
+                durable: self.durable,
+                ..self.state
+            })?,
+            done => done?,
+        }
         for (word, value) in [
             (Word::Term, self.state.term),
             (Word::LogStart, self.state.log_start.0),

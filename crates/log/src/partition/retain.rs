@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use teeline_core::{Offset, Partition as Number};
 
-use super::appender::Appender;
+use super::{appender::Appender, durability::put_snapshot};
 use crate::{
     AppendError, ClockJump, Retention, ages,
     format::{snapshot, state::State, watermark::Word},
@@ -183,8 +183,7 @@ impl Appender {
                 continue;
             }
             let bytes = snapshot::encode(&self.end, &self.producers.entries());
-            storage
-                .replace(path, &bytes)
+            put_snapshot(&*storage, path, &bytes)
                 .map_err(|error| self.stop_unless_full(error))?;
         }
         Ok(())

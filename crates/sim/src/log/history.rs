@@ -230,6 +230,9 @@ impl World {
                 disk.kill_all();
             }
         }
+        if self.outcome.crashes % 8 == 3 {
+            recover_without_space(&disk, cut);
+        }
         let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
         oracle.check(&log, crash);
         if self.random.u32(0..8) == 0 || untold {
@@ -271,6 +274,25 @@ impl World {
         let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
         oracle.check(&log, Crash::Loss);
     }
+}
+
+/// Somebody recovers on a full disk, as far as that goes, and dies: it works, or says that there is no space.
+fn recover_without_space(disk: &FakeDisk, cut: bool) {
+    disk.set_capacity(0);
+    let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
+    let topic = log.topic(&topic_name()).unwrap();
+    for partition in topic.partitions() {
+        match topic.recover(partition) {
+            Ok(report) => assert_eq!(report.damage, None),
+            Err(error) => assert!(matches!(error, AppendError::NoSpace(_)), "{error}"),
+        }
+    }
+    if cut {
+        disk.cut_power();
+    } else {
+        disk.kill_all();
+    }
+    disk.set_capacity(u64::MAX);
 }
 
 fn start(disk: &FakeDisk, number: usize) -> Process {
