@@ -172,7 +172,10 @@ impl fmt::Display for BridgeEvent {
                 )
             }
             Self::Upkeep { reason } => {
-                write!(f, "the log is not looked after, its space does not come back: {reason}")
+                write!(
+                    f,
+                    "the log is not looked after, its space does not come back: {reason}"
+                )
             }
             Self::Unblocked { source } => write!(f, "{source}: storing goes on"),
             Self::EpochEnded {

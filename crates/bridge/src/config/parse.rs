@@ -8,7 +8,8 @@ use toml::{Table, Value};
 
 use super::{
     BATCH_BYTES_DEFAULT, BATCH_BYTES_MAX, BATCH_MESSAGES_DEFAULT, BATCH_MESSAGES_MAX, BatchLimits,
-    BridgeConfig, DRAIN_LIMIT_DEFAULT, Others, RouteConfig, SourceConfig, TopicSpec, UPKEEP_DEFAULT, Types,
+    BridgeConfig, DRAIN_LIMIT_DEFAULT, Others, RouteConfig, SourceConfig, TopicSpec, Types,
+    UPKEEP_DEFAULT,
     fields::{Fields, one_of, parsed, path, whole, yes_or_no},
 };
 use crate::route::{KeyRule, Prefix};

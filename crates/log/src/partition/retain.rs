@@ -183,8 +183,7 @@ impl Appender {
                 continue;
             }
             let bytes = snapshot::encode(&self.end, &self.producers.entries());
-            put_snapshot(&*storage, path, &bytes)
-                .map_err(|error| self.stop_unless_full(error))?;
+            put_snapshot(&*storage, path, &bytes).map_err(|error| self.stop_unless_full(error))?;
         }
         Ok(())
     }
