@@ -304,10 +304,18 @@ impl Lossy {
         }
     }
 
-    /// How many packets did not come on line A, on line B, and on both.
+    /// How many packets were lost on line A, on line B, and on both. What a line has not brought by now, behind its last one, is
+    /// not lost.
     fn lost(&self) -> [u64; 3] {
         let [a, b] = &self.came;
-        [a.len(), b.len(), a.union(b).count()].map(|came| PACKETS.saturating_sub(came as u64))
+        let on_line = |came: &BTreeSet<u64>| {
+            let last = came
+                .last()
+                .map_or(0, |number| number.div_ceil(PACKET_MESSAGES));
+            last.saturating_sub(came.len() as u64)
+        };
+        let needed = PACKETS.saturating_sub(a.union(b).count() as u64);
+        [on_line(a), on_line(b), needed]
     }
 }
 
