@@ -74,8 +74,8 @@ pub enum BridgeEvent {
         epoch: Epoch,
         /// The last message that is accounted for.
         through: Sequence,
-        /// Whether the bridge saw the end: a ring retired in good order, and drained. Otherwise messages published
-        /// after `through` are lost with the ring, and nobody knows how many.
+        /// Whether the bridge saw the end: a ring retired in good order, and drained, or in a relayed ring the frame of
+        /// a later epoch. Otherwise messages published after `through` are lost with the ring, and nobody knows how many.
         witnessed: bool,
     },
     /// The bridge let go of the source, as it was told to.
