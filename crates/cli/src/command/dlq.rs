@@ -67,6 +67,9 @@ pub(crate) enum DlqVerb {
         letter: Named,
     },
     /// Send dead letters round again: the group, and nobody else, is handed them once more.
+    #[command(
+        override_usage = "teeline dlq redrive [OPTIONS] <ROOT> <TOPIC> <GROUP> <EPOCH/NUMBER|--all>"
+    )]
     Redrive {
         #[command(flatten)]
         whose: Whose,
@@ -74,6 +77,9 @@ pub(crate) enum DlqVerb {
         which: Which,
     },
     /// Give dead letters up for good: the group's state is complete without them.
+    #[command(
+        override_usage = "teeline dlq drop [OPTIONS] <ROOT> <TOPIC> <GROUP> <EPOCH/NUMBER|--all>"
+    )]
     Drop {
         #[command(flatten)]
         whose: Whose,

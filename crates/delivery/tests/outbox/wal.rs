@@ -18,8 +18,9 @@ use super::{
 /// Above what a checkpoint waits for (1,000 pages) by what comes while it runs.
 const WAL_BYTES_MAX: u64 = 8 << 20;
 
-/// Where writers never pause, one checkpoint in several finds a gap in which it comes to the end.
-const CONTENDED_WAL_BYTES_MAX: u64 = 32 << 20;
+/// Where writers never pause, one checkpoint in several finds a gap in which it comes to the end: 30 MB at most in two million
+/// rows.
+const CONTENDED_WAL_BYTES_MAX: u64 = 64 << 20;
 
 /// How long the long form takes, in seconds: TEELINE_WAL_SECONDS, an hour in the hazard's words.
 fn seconds() -> u64 {
