@@ -181,11 +181,11 @@ pub enum AppendError {
     },
     /// Durable records of the partition are damaged. Reading goes on around them; appends are refused until repaired.
     #[error(
-        "{0}; appends are refused until the partition is repaired: `teeline log verify` shows everything that is wrong"
+        "{0}; appends are refused until the partition is repaired: `teeline log repair` says what that takes, and does it with --apply"
     )]
     Damaged(Box<Damage>),
     /// What the partition must remember between lives cannot be read. Appends are refused until repaired.
-    #[error("{}: {what}; appends are refused, since duplicates could not be told from new records", path.display())]
+    #[error("{}: {what}; appends are refused, since duplicates could not be told from new records: see `teeline log repair`", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,

@@ -179,7 +179,7 @@ pub enum TopicError {
 pub(crate) const IDENTITY_FILE: &str = "teeline-log.toml";
 
 /// Directory of the sources' files.
-const SOURCES_DIR: &str = "sources";
+pub(crate) const SOURCES_DIR: &str = "sources";
 
 /// Directory of the consumer groups' database.
 const GROUPS_DIR: &str = "groups";

@@ -328,7 +328,7 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         let rewritten = reader
             .batch(0)?
             .is_ok_and(|(header, _)| header.is_rewritten());
-        if len != u64::from(segment_bytes) && !rewritten {
+        if len < u64::from(segment_bytes) && !rewritten {
             let text = format!("{len} bytes long instead of {segment_bytes}");
             self.found(Severity::Note, reader.path(), &text);
         }

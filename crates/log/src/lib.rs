@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What it does not do yet: repair of damage, an index by key. Retention and compaction are done by
+//! What it does not do yet: an index by key. Retention and compaction are done by
 //! whoever asks for them: see [`Log::upkeep`].
 //!
 //! The files are described in [`mod@format`].
@@ -64,12 +64,12 @@ pub use format::{
     record::{Control, Header, Headers},
 };
 pub use inspect::{Finding, Severity, VerifyReport, verify};
-pub use partition::{Compacted, Retained};
+pub use partition::{Compacted, Repaired, Retained};
 pub use partitioner::partition_for_key;
 pub use reader::{Overtaken, ReadError, Reader, Record};
 pub use recovery::RecoveryReport;
 pub use storage::Access;
-pub use topic::{Compaction, GrowError, Growth, Retention, Topic, TopicConfig};
+pub use topic::{Compaction, GrowError, Growth, RepairError, Retention, Topic, TopicConfig};
 pub use upkeep::{Passed, Upkeep, UpkeepError};
 pub use writer::{
     EpochEnded, LastStored, ResumeError, ResumePoint, Succession, Writer, WriterError,

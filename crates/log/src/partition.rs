@@ -11,6 +11,7 @@ mod compact;
 mod durability;
 mod grow;
 mod reload;
+mod repair;
 mod retain;
 mod syncer;
 mod time;
@@ -26,8 +27,8 @@ use teeline_core::{Epoch, Offset, Partition as Number, SourceId};
 use self::appender::{Appender, Wishes};
 pub use self::compact::Compacted;
 pub(crate) use self::compact::{CompactRule, KEYS_MAX};
-pub use self::retain::Retained;
 pub(crate) use self::retain::Rule;
+pub use self::{repair::Repaired, retain::Retained};
 use crate::{
     AppendError, BatchAnswer, Durability, NewRecord, ReadError, RecoveryReport, TopicConfig,
     format::{

@@ -36,6 +36,17 @@ impl Producers {
         }
     }
 
+    /// Takes in what another snapshot knows.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        for (source, last) in &other.last {
+            let known = self.last.get(source);
+            if known.is_none_or(|known| (known.epoch, known.sequence) < (last.epoch, last.sequence))
+            {
+                self.last.insert(*source, *last);
+            }
+        }
+    }
+
     pub(crate) fn entries(&self) -> Vec<(SourceId, Last)> {
         self.last
             .iter()

@@ -2,6 +2,7 @@
 
 mod config;
 mod grow;
+mod repair;
 
 use std::{
     io,
@@ -26,6 +27,7 @@ use crate::{
 pub use self::{
     config::{Compaction, Growth, Retention, TopicConfig},
     grow::GrowError,
+    repair::RepairError,
 };
 
 /// File that describes a topic, in its directory.

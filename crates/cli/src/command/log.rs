@@ -5,6 +5,8 @@ pub(crate) mod change;
 mod dump;
 mod groups;
 mod grow;
+mod moment;
+mod repair;
 
 use std::{
     collections::BTreeMap,
@@ -41,6 +43,8 @@ pub(crate) enum LogVerb {
     Compact(change::CompactArgs),
     /// Add partitions to a topic, also while others append and read.
     Grow(grow::GrowArgs),
+    /// Say what damage takes, and with --apply tell it in the log and go on: exit status 1 when something is wrong.
+    Repair(repair::RepairArgs),
     /// Print the batches of a partition as they lie in its files: exit status 1 when bytes are damaged.
     Dump(dump::DumpArgs),
     /// Print the last records of a topic, and with --follow those that come.
@@ -81,6 +85,10 @@ pub(crate) enum LogVerb {
         /// First offset to print, in each partition; otherwise the oldest kept.
         #[arg(long)]
         from: Option<u64>,
+        /// Begin with the first record appended at this time or later, in each partition: `2026-11-30T09:15:00Z`, how long
+        /// ago, as in `90m`, or nanoseconds since 1970.
+        #[arg(long, value_parser = moment::moment, conflicts_with = "from")]
+        from_time: Option<u64>,
         /// Print no more than so many records.
         #[arg(long, short = 'n')]
         limit: Option<usize>,
@@ -120,6 +128,7 @@ impl LogVerb {
             Self::Retain(retain) => retain.run(out),
             Self::Compact(compact) => compact.run(out),
             Self::Grow(grow) => grow.run(out),
+            Self::Repair(repair) => repair.run(out),
             Self::Dump(dump) => dump.run(out),
             Self::Tail {
                 root,
@@ -148,12 +157,19 @@ impl LogVerb {
                 topic,
                 partition,
                 from,
+                from_time,
                 limit,
                 follow,
             } => {
                 let log = open(&root)?;
                 let topic = log.topic(&topic).map_err(Failure::new)?;
                 let mut readers = readers(&log, &topic, partition, from)?;
+                if let Some(time_ns) = from_time {
+                    for reader in &mut readers {
+                        let at = topic.offset_at(reader.partition(), time_ns);
+                        reader.seek(at.map_err(Failure::new)?);
+                    }
+                }
                 let names = source_names(&log)?;
                 read(&mut readers, limit, follow, &mut Printer { out, names })
             }

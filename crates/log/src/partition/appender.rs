@@ -423,7 +423,10 @@ fn busy(dir: &Path, page: &dyn SharedPage) -> AppendError {
 
 /// Maps the watermark page for writing, making it anew where it is missing or short: it holds nothing that must
 /// outlive a boot.
-fn open_page(storage: &dyn Storage, dir: &Path) -> Result<Arc<dyn SharedPage>, StorageError> {
+pub(super) fn open_page(
+    storage: &dyn Storage,
+    dir: &Path,
+) -> Result<Arc<dyn SharedPage>, StorageError> {
     let path = recovery::watermark_path(dir);
     match storage.open(&path, Access::Write) {
         Ok(file) if file.length()? < watermark::FILE_BYTES => {

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     AppendError,
     format::{
+        record,
         snapshot::{self, Cursor, Last},
         state::State,
         watermark::Word,
@@ -26,6 +27,11 @@ const CHECKPOINT_BYTES: u64 = SCAN_BYTES_MAX / 2;
 
 /// Bytes after which the next recovery point is taken aside.
 const CHECKPOINT_STEP: u64 = CHECKPOINT_BYTES / 2;
+
+/// So many offsets at most may have been answered behind what is known to be written: all that fits between two recovery
+/// points, and what is reserved ahead.
+pub(super) const OFFSETS_AHEAD_MAX: u64 =
+    CEILING_STEP + SCAN_BYTES_MAX / record::HEADER_BYTES as u64;
 
 /// Offsets are reserved ahead in steps of this many, where answers come before the sync: more than are given out between
 /// two recovery points, at which they are reserved anew, unless records are tiny.

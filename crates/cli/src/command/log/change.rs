@@ -436,7 +436,7 @@ struct RetainedLine {
 }
 
 /// The topics that a verb is about.
-fn topics(log: &Log, name: Option<&Name>) -> Result<Vec<Topic>, Failure> {
+pub(super) fn topics(log: &Log, name: Option<&Name>) -> Result<Vec<Topic>, Failure> {
     match name {
         Some(name) => Ok(vec![topic(log, name)?]),
         None => log.topics().map_err(Failure::new),

@@ -1,0 +1,469 @@
+//! Repair: what is damaged is told as lost in the log itself, and everything else stays as it is, byte for byte.
+//!
+//! A segment is copied aside with a rewritten batch in the place of each damage, which says by a `Lost` record which
+//! offsets are gone, and renamed over the old one. Before the first, the damaged bytes are kept in files of their own,
+//! and both snapshots and the recovery point are taken where the first damage begins: that place does not move, and
+//! whoever opens the partition after a crash in the middle finds the damage that is left, and refuses.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::PoisonError,
+};
+
+use teeline_core::{Offset, Partition as Number};
+
+use super::{Partition, appender::open_page, is_current};
+use crate::{
+    AppendError, Damage,
+    format::{
+        batch::{Builder, Header, Place},
+        index::{self, Entry},
+        record::{Control, Fields},
+        snapshot::{self, Cursor},
+        state::{self, State},
+        watermark::Word,
+    },
+    producers::Producers,
+    recovery,
+    segment::{self, Walk},
+    storage::{Access, LockError, LockFile, StorageError, StorageFile, remove_if_there},
+};
+
+/// What repair found in a partition, and did or would do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repaired {
+    /// The partition.
+    pub partition: Number,
+    /// Whether it was done, or only looked at.
+    pub applied: bool,
+    /// What cannot be read: its bytes are kept aside, its offsets become `Lost` records.
+    pub damages: Vec<Damage>,
+    /// Where the bytes of each damage that has any are, or would be, kept.
+    pub kept_aside: Vec<PathBuf>,
+    /// Whether `state` could not be read, and is made anew from the log.
+    pub state: bool,
+    /// Whether neither snapshot of producers could be read: they are made anew from what is in the log, so that numbers
+    /// of records that retention or compaction has taken are not known any more, and are stored if they come again.
+    pub snapshots: bool,
+    /// Whole batches, which stay as they are.
+    pub batches: u64,
+    /// The records in them.
+    pub records: u64,
+    /// Log end: what is appended next gets this offset, or a later one.
+    pub end: Offset,
+}
+
+impl Repaired {
+    /// Whether nothing is wrong.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        self.damages.is_empty() && !self.state && !self.snapshots
+    }
+}
+
+/// What becomes of a stretch of a segment.
+#[derive(Debug)]
+enum Piece {
+    /// These bytes stay as they are.
+    Kept(Range<u64>),
+    /// A batch takes their place that says which offsets are lost.
+    Lost {
+        offsets: Range<Offset>,
+        place: Place,
+    },
+}
+
+/// What a look at every batch found.
+struct Survey {
+    repaired: Repaired,
+    /// The pieces of each segment, by base offset.
+    segments: BTreeMap<Offset, Vec<Piece>>,
+    /// The segments that damage lies in.
+    damaged: BTreeSet<Offset>,
+    /// In front of the first damage, or the log end.
+    sound_until: Cursor,
+    /// The last record of each source, as far as anything knows.
+    producers: Producers,
+    state: Option<State>,
+    durable: Offset,
+    log_start: Offset,
+    term: u64,
+}
+
+impl Partition {
+    /// Looks what is wrong, and with `apply` puts it right.
+    pub(crate) fn repair(&self, apply: bool) -> Result<Repaired, AppendError> {
+        if !apply {
+            return Ok(self.survey()?.repaired);
+        }
+        // What this process knows of the partition is of before.
+        let mut slot = self.appender();
+        *slot = None;
+        let locks = [recovery::lock_path, recovery::sync_lock_path].map(|path| path(self.dir()));
+        let held = [self.hold_alone(&locks[0])?, self.hold_alone(&locks[1])?];
+        let mut survey = self.survey()?;
+        if !survey.repaired.is_sound() {
+            self.apply(&survey)?;
+        }
+        drop(held);
+        drop(slot);
+        *self
+            .cold_ends
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = None;
+        survey.repaired.applied = true;
+        survey.repaired.end = self.recover()?.end;
+        self.with_appender(|appender| {
+            appender.locked(|appender| {
+                appender.in_turn(|appender| appender.refresh_snapshots(Offset(u64::MAX)))
+            })
+        })?;
+        Ok(survey.repaired)
+    }
+
+    /// Takes a lock that nobody may hold.
+    fn hold_alone(&self, path: &Path) -> Result<Box<dyn LockFile>, AppendError> {
+        let lock = self.storage().lock_file(path)?;
+        lock.acquire(self.env.options.patience)
+            .map_err(|error| match error {
+                LockError::Held { holder, .. } => AppendError::Busy {
+                    path: self.dir().to_owned(),
+                    holder,
+                },
+                LockError::Storage(error) => error.into(),
+            })?;
+        Ok(lock)
+    }
+
+    /// Reads every batch.
+    fn survey(&self) -> Result<Survey, AppendError> {
+        let (storage, dir) = (self.storage(), self.dir());
+        let state = recovery::read_state(storage, dir)?.ok();
+        let snapshots = recovery::read_snapshots(storage, dir)?;
+        let mut producers = Producers::default();
+        for entries in snapshots
+            .iter()
+            .filter_map(|file| file.as_ref()?.as_ref().ok())
+        {
+            producers.merge(&entries.1);
+        }
+        let page = self.page()?;
+        let page_end = page.as_ref().map(|page| Offset(page.load(Word::End)));
+        let page_durable = page.map_or(Offset(0), |page| Offset(page.load(Word::Durable)));
+        let known = state.map_or(Offset(0), |state| state.durable);
+        let mut survey = Survey {
+            repaired: Repaired {
+                partition: self.number(),
+                applied: false,
+                damages: Vec::new(),
+                kept_aside: Vec::new(),
+                state: state.is_none(),
+                snapshots: !snapshots.iter().any(|file| matches!(file, Some(Ok(_)))),
+                batches: 0,
+                records: 0,
+                end: Offset(0),
+            },
+            segments: BTreeMap::new(),
+            damaged: BTreeSet::new(),
+            sound_until: Cursor::START,
+            producers,
+            state,
+            durable: known.max(page_durable),
+            log_start: state.map_or(Offset(0), |state| state.log_start),
+            term: state.map_or(0, |state| state.term),
+        };
+        self.walk(&mut survey, page_end)?;
+        Ok(survey)
+    }
+
+    fn walk(&self, survey: &mut Survey, page_end: Option<Offset>) -> Result<(), AppendError> {
+        let (storage, dir) = (self.storage(), self.dir());
+        let mut bases = segment::list(storage, dir)?;
+        bases.retain(|base| *base >= survey.log_start);
+        let Some(first) = bases.first().copied() else {
+            return Err(AppendError::Unreadable {
+                path: dir.to_owned(),
+                what: "there is no segment: nothing is left to repair".to_owned(),
+            });
+        };
+        // Those in front are gone, and nothing says that they were not dropped.
+        survey.log_start = first;
+        let mut start = Cursor {
+            offset: first,
+            segment: first,
+            ..Cursor::START
+        };
+        if let Ok((header, _)) = segment::SegmentReader::open(storage, dir, first)?.batch(0)?
+            && first > Offset(0)
+        {
+            start.previous = header.previous;
+        }
+        let mut walk = Walk::from(storage, dir, start)?;
+        loop {
+            let from = walk.cursor();
+            let flaw = match walk.step()? {
+                Ok((header, bytes)) => {
+                    survey.repaired.batches += 1;
+                    survey.repaired.records += u64::from(header.count);
+                    survey.durable = survey.durable.max(header.durable);
+                    survey.producers.apply(&header, bytes);
+                    let behind = walk.cursor();
+                    survey.keep(&behind, &header);
+                    continue;
+                }
+                Err(flaw) => flaw,
+            };
+            let end = walk.cursor();
+            survey.repaired.end = end.offset;
+            let seen = survey.durable.max(page_end.unwrap_or(Offset(0)));
+            let finished = page_end.is_some_and(|page_end| end.offset >= page_end);
+            let damaged = !finished
+                && (seen > end.offset
+                    || walk.following().is_some()
+                    || recovery::durable_behind(walk.reader(), &end)? > end.offset);
+            if survey.repaired.damages.is_empty() {
+                survey.sound_until = end;
+            }
+            if !damaged {
+                survey.term = survey.term.max(end.term);
+                return Ok(());
+            }
+            let (damage, more) = walk.skip(flaw, seen)?;
+            survey.lose(&end, damage, &walk.cursor());
+            survey.repaired.end = walk.cursor().offset;
+            if !more {
+                survey.term = survey.term.max(end.term);
+                return Ok(());
+            }
+            debug_assert!(walk.cursor() != from, "a damage is walked over once");
+        }
+    }
+
+    /// Puts right what was found, with both locks held.
+    fn apply(&self, survey: &Survey) -> Result<(), AppendError> {
+        let (storage, dir) = (self.storage(), self.dir());
+        let page = open_page(storage, dir)?;
+        if is_current(&*page, storage) {
+            if page.load(Word::Stopped) != 0 {
+                return Err(AppendError::Stopped {
+                    path: dir.to_owned(),
+                    source: None,
+                });
+            }
+            // Whoever takes the lock next finds out everything anew, should this die.
+            page.store(Word::Term, page.load(Word::Term) + 1)?;
+        }
+        let with_bytes = |damage: &&Damage| !damage.bytes.is_empty();
+        let damages = survey.repaired.damages.iter().filter(with_bytes);
+        for (damage, aside) in damages.zip(&survey.repaired.kept_aside) {
+            self.keep_aside(damage, aside)?;
+        }
+        if let Some((last, _)) = survey.segments.last_key_value() {
+            // The others were synced before the next one was made.
+            storage
+                .open(&segment::log_path(dir, *last), Access::Write)?
+                .sync()?;
+        }
+        let entries = survey.producers.entries();
+        for path in recovery::snapshot_paths(dir) {
+            storage.replace(&path, &snapshot::encode(&survey.sound_until, &entries))?;
+        }
+        self.write_state(survey)?;
+        for base in &survey.damaged {
+            let pieces = survey.segments.get(base).map_or(&[][..], Vec::as_slice);
+            self.replace_segment(*base, pieces)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the damaged bytes into a file of their own. Its name is durable with the snapshots.
+    fn keep_aside(&self, damage: &Damage, aside: &Path) -> Result<(), StorageError> {
+        let storage = self.storage();
+        let half = self.dir().join(".damaged.new");
+        remove_if_there(storage, &half)?;
+        let new = storage.create(&half, 0)?;
+        let old = storage.open(&damage.path, Access::Read)?;
+        copy(&*old, damage.bytes.clone(), &*new, 0)?;
+        new.sync()?;
+        storage.rename_over(&half, aside)
+    }
+
+    /// Both slots, so that no unreadable one is left.
+    fn write_state(&self, survey: &Survey) -> Result<(), StorageError> {
+        let (storage, path) = (self.storage(), recovery::state_path(self.dir()));
+        let file = match storage.open(&path, Access::Write) {
+            Err(error) if error.is_not_found() => storage.create(&path, state::FILE_BYTES)?,
+            file => file?,
+        };
+        file.reserve(state::FILE_BYTES)?;
+        let before = survey.state.unwrap_or(State {
+            // Where answers come before the sync, this many may have been given that nothing knows of.
+            ceiling: if self.config.durability.is_synced() {
+                Offset(0)
+            } else {
+                Offset(survey.repaired.end.0 + super::durability::OFFSETS_AHEAD_MAX)
+            },
+            ..State::NEW
+        });
+        for ahead in 1..=2 {
+            let slot = State {
+                number: before.number + ahead,
+                clean: false,
+                term: survey.term,
+                ceiling: before.ceiling.max(survey.repaired.end),
+                durable: survey.durable.max(survey.repaired.end),
+                log_start: survey.log_start,
+                recovery: survey.sound_until,
+            };
+            file.write_at(slot.file_pos(), &slot.encode())?;
+            file.sync()?;
+        }
+        Ok(())
+    }
+
+    fn replace_segment(&self, base: Offset, pieces: &[Piece]) -> Result<(), StorageError> {
+        let (storage, dir) = (self.storage(), self.dir());
+        let old = storage.open(&segment::log_path(dir, base), Access::Read)?;
+        let aside = dir.join(format!(".{:020}.log.repaired", base.0));
+        remove_if_there(storage, &aside)?;
+        let new = storage.create(&aside, old.length()?)?;
+        let mut builder = Builder::default();
+        let mut at = 0;
+        for piece in pieces {
+            match piece {
+                Piece::Kept(bytes) => at += copy(&*old, bytes.clone(), &*new, at)?,
+                Piece::Lost { offsets, place } => {
+                    at += put_lost(&mut builder, offsets, place, &*new, at)?;
+                }
+            }
+        }
+        new.sync()?;
+        drop(new);
+        let log = segment::log_path(dir, base);
+        // Before the segment changes: what is left of it must not be believed then.
+        for path in segment::companions(dir, base) {
+            remove_if_there(storage, &path)?;
+        }
+        storage.rename_over(&aside, &log)?;
+        storage.sync_dir(dir)?;
+        storage.replace(&segment::index_path(dir, base), &self.index_of(base)?)
+    }
+
+    /// The index of a segment, found out by reading it.
+    fn index_of(&self, base: Offset) -> Result<Vec<u8>, StorageError> {
+        let mut reader = segment::SegmentReader::open(self.storage(), self.dir(), base)?;
+        let (mut bytes, mut pos, mut last, mut time_max_ns) = (Vec::new(), 0_u32, None, 0);
+        while let Ok((header, _)) = reader.batch(pos.into())? {
+            time_max_ns = header.time_max_ns.max(time_max_ns);
+            if index::is_due(last, pos) {
+                let entry = Entry {
+                    offset: header.base,
+                    time_max_ns,
+                    file_pos: pos,
+                };
+                bytes.extend_from_slice(&entry.encode());
+                last = Some(pos);
+            }
+            pos += header.length;
+        }
+        Ok(bytes)
+    }
+}
+
+impl Survey {
+    /// A batch stays: the one in front of `behind`.
+    fn keep(&mut self, behind: &Cursor, header: &Header) {
+        let end = u64::from(behind.file_pos);
+        let bytes = end - u64::from(header.length)..end;
+        let pieces = self.segments.entry(behind.segment).or_default();
+        match pieces.last_mut() {
+            Some(Piece::Kept(kept)) if kept.end == bytes.start => kept.end = bytes.end,
+            _ => pieces.push(Piece::Kept(bytes)),
+        }
+    }
+}
+
+impl Survey {
+    /// What begins at `front` cannot be read, up to `behind`.
+    fn lose(&mut self, front: &Cursor, damage: Damage, behind: &Cursor) {
+        let lost = Piece::Lost {
+            offsets: damage.offsets.clone(),
+            place: Place {
+                base: front.offset,
+                term: front.term,
+                durable: front.offset,
+                previous: behind.previous,
+            },
+        };
+        self.segments.entry(front.segment).or_default().push(lost);
+        self.damaged.insert(front.segment);
+        if !damage.bytes.is_empty() {
+            let mut name = damage.path.clone();
+            name.set_extension(format!("log.{}.damaged", damage.bytes.start));
+            self.repaired.kept_aside.push(name);
+        }
+        self.repaired.damages.push(damage);
+    }
+}
+
+/// Writes batches that say that `offsets` are lost, or, if there are none, one that mends the chain. Says how many bytes
+/// they take.
+fn put_lost(
+    builder: &mut Builder,
+    offsets: &Range<Offset>,
+    place: &Place,
+    file: &dyn StorageFile,
+    at: u64,
+) -> Result<u64, StorageError> {
+    let (mut first, mut written) = (offsets.start, 0);
+    loop {
+        let span = u32::try_from(offsets.end.0 - first.0).unwrap_or(u32::MAX);
+        builder.clear();
+        if let Some(delta) = span.checked_sub(1) {
+            let last = Offset(first.0 + u64::from(delta));
+            let mut record = Vec::new();
+            Fields {
+                control: Some(Control::Lost { first, last }),
+                ..Fields::default()
+            }
+            .encode(&mut record);
+            builder.push_encoded(&record, 0, delta);
+        }
+        let place = Place {
+            base: first,
+            ..*place
+        };
+        let (bytes, header) = builder.finish_rewritten(&place, span);
+        file.write_at(at + written, bytes)?;
+        written += u64::from(header.length);
+        first = header.end();
+        if first >= offsets.end {
+            return Ok(written);
+        }
+    }
+}
+
+/// Copies bytes of one file into another, and says how many.
+fn copy(
+    from: &dyn StorageFile,
+    bytes: Range<u64>,
+    to: &dyn StorageFile,
+    at: u64,
+) -> Result<u64, StorageError> {
+    const STEP: usize = 1 << 20;
+    let mut buffer = vec![0; STEP];
+    let mut pos = bytes.start;
+    while pos < bytes.end {
+        let len = usize::try_from(bytes.end - pos).map_or(STEP, |left| left.min(STEP));
+        let step = buffer.get_mut(..len).unwrap_or_default();
+        let read = from.read_at(pos, step)?;
+        let Some(step) = step.get(..read).filter(|step| !step.is_empty()) else {
+            break;
+        };
+        to.write_at(at + (pos - bytes.start), step)?;
+        pos += read as u64;
+    }
+    Ok(pos - bytes.start)
+}

@@ -1,0 +1,339 @@
+//! Repair: whatever is damaged is told and kept aside, and everything else stays.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod world;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use teeline_core::{Offset, Partition};
+use teeline_log::{
+    Answer, AppendError, Control, Durability, Log, ReadError, RepairError, Repaired, Topic,
+    TopicConfig, fake::FakeDisk, verify,
+};
+use world::{ROOT, Seed, World, options, seeds, topic_name};
+
+const P0: Partition = Partition(0);
+const DIR: &str = "/log/fills/0";
+
+/// A log of several segments with records 1 to 90 of two sources, and nobody who has it open.
+fn written(seed: u64, durability: Durability) -> World {
+    let config = TopicConfig {
+        durability,
+        segment_bytes: 8192,
+        ..TopicConfig::default()
+    };
+    let mut world = World::new(seed, config, 2);
+    world.open().unwrap();
+    for first in (1..=90).step_by(3) {
+        for source in [0, 1] {
+            world
+                .append(0, source, &[first, first + 1, first + 2])
+                .unwrap();
+        }
+    }
+    world.sync(0).unwrap();
+    stop(&mut world);
+    world
+}
+
+fn stop(world: &mut World) {
+    world.log.as_ref().unwrap().close().unwrap();
+    world.writers.clear();
+    world.log = None;
+    world.disk.kill_all();
+    world.process = world.disk.process();
+}
+
+fn open(disk: &FakeDisk) -> (Log, Topic) {
+    let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
+    let topic = log.topic(&topic_name()).unwrap();
+    (log, topic)
+}
+
+/// Source, number, time and value of each record, by offset.
+type Records = BTreeMap<u64, Vec<u8>>;
+
+/// What can be read, by offset, and which offsets are told as lost; damage is passed over.
+fn read(topic: &Topic) -> (Records, Vec<(u64, u64)>) {
+    let (mut records, mut lost) = (BTreeMap::new(), Vec::new());
+    let mut reader = topic.reader(P0, topic.start(P0).unwrap()).unwrap();
+    loop {
+        let polled = reader.poll(10, |record| match record.control {
+            None => {
+                let identity = record.identity.unwrap();
+                let mut bytes = identity.source.0.to_le_bytes().to_vec();
+                bytes.extend(identity.sequence.0.to_le_bytes());
+                bytes.extend(record.append_time_ns.to_le_bytes());
+                bytes.extend(record.value);
+                assert_eq!(records.insert(record.offset.0, bytes), None);
+            }
+            Some(Control::Lost { first, last }) => {
+                // Recovery puts it behind what is lost, repair in its place.
+                assert!(last == record.offset || last.0 + 1 == record.offset.0);
+                lost.push((first.0, last.0));
+            }
+            Some(Control::Gap { .. }) => panic!("nobody sent one"),
+        });
+        match polled {
+            Ok(0) => return (records, lost),
+            Ok(_) => {}
+            Err(ReadError::Damaged(damage)) => reader.seek(damage.offsets.end),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn assert_clean(log: &Log, what: &str) {
+    let mut findings = Vec::new();
+    let report = verify(log, None, |finding| findings.push(finding.to_string())).unwrap();
+    assert_eq!(
+        (report.damages, report.notes),
+        (0, 0),
+        "{what}: {findings:?}"
+    );
+}
+
+fn segments(disk: &FakeDisk) -> Vec<PathBuf> {
+    let files = disk.files(Path::new(DIR)).into_iter();
+    let is_log = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "log");
+    files.filter(is_log).collect()
+}
+
+fn flip(disk: &FakeDisk, path: &Path, at: usize) {
+    let mut bytes = disk.bytes(path);
+    bytes[at] ^= 1 << (at % 8);
+    disk.set_bytes(path, &bytes);
+}
+
+/// Numbers go on behind the last one, and what is known is recognised.
+fn assert_dedup(world: &mut World, records: &Records, what: &str) {
+    world.open().unwrap();
+    for source in [0, 1] {
+        let id = world::source(source).id().0.to_le_bytes();
+        let of_source = records.values().filter(|bytes| bytes[..8] == id);
+        let number = |bytes: &Vec<u8>| u64::from_le_bytes(bytes[8..16].try_into().unwrap());
+        let last = of_source.map(number).max().unwrap();
+        for sequence in 1..=last {
+            let answer = world.append(0, source, &[sequence]).unwrap();
+            assert!(
+                matches!(answer.answers[0], Answer::Duplicate { .. }),
+                "{what}: {sequence}: {answer:?}"
+            );
+        }
+        let new = world.append(0, source, &[200, 201]).unwrap();
+        assert!(
+            matches!(new.answers[0], Answer::Stored { .. }),
+            "{what}: {new:?}"
+        );
+    }
+    stop(world);
+}
+
+#[test]
+fn flipped_bits_are_repaired_and_every_other_record_stays_as_it_was() {
+    for seed in seeds(24) {
+        let _print = Seed(seed);
+        let mut world = written(seed, Durability::SyncEachBatch);
+        let (_, topic) = open(&world.disk);
+        let (whole, _) = read(&topic);
+        let end = topic.end(P0).unwrap();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let logs = segments(&world.disk);
+        assert!(logs.len() > 4);
+        for _ in 0..random.usize(1..4) {
+            let path = &logs[random.usize(0..logs.len())];
+            let bytes = world.disk.bytes(path);
+            let used = bytes.iter().rposition(|byte| *byte != 0).unwrap_or(0);
+            if used > 0 {
+                flip(&world.disk, path, random.usize(0..=used));
+            }
+        }
+        let damaged: Vec<_> = logs.iter().map(|path| world.disk.bytes(path)).collect();
+        let (log, topic) = open(&world.disk);
+        let (readable, _) = read(&topic);
+        let looked = topic.repair(P0, false).unwrap();
+        assert!(!looked.applied && !looked.is_sound(), "{looked:?}");
+        let now: Vec<_> = logs.iter().map(|path| world.disk.bytes(path)).collect();
+        assert!(now == damaged, "a look changes nothing");
+        let done = topic.repair(P0, true).unwrap();
+        assert_eq!(
+            (&done.damages, done.records),
+            (&looked.damages, looked.records)
+        );
+        assert_clean(&log, "repaired");
+        let (records, lost) = read(&topic);
+        assert!(records == readable, "what could be read, and nothing else");
+        assert_eq!(topic.end(P0).unwrap(), end);
+        for (offset, bytes) in &whole {
+            let told = lost
+                .iter()
+                .any(|(first, last)| (first..=last).contains(&offset));
+            assert_eq!(told, !records.contains_key(offset), "{offset}");
+            assert!(told || records[offset] == *bytes);
+        }
+        assert_aside(&world.disk, &logs, &damaged, &done);
+        drop((log, topic));
+        world.disk.kill_all();
+        world.process = world.disk.process();
+        assert_dedup(&mut world, &records, "repaired");
+        world.disk.cut_power();
+        let (log, topic) = open(&world.disk);
+        assert_eq!(read(&topic).0.len(), records.len() + 4);
+        assert_clean(&log, "after a power cut");
+        assert!(topic.repair(P0, true).unwrap().is_sound());
+    }
+}
+
+/// The damaged bytes are in files of their own.
+fn assert_aside(disk: &FakeDisk, logs: &[PathBuf], damaged: &[Vec<u8>], done: &Repaired) {
+    let with_bytes = done
+        .damages
+        .iter()
+        .filter(|damage| !damage.bytes.is_empty());
+    for (damage, aside) in with_bytes.zip(&done.kept_aside) {
+        let segment = logs.iter().position(|path| *path == damage.path).unwrap();
+        let bytes = usize::try_from(damage.bytes.start).unwrap()
+            ..usize::try_from(damage.bytes.end).unwrap();
+        assert_eq!(
+            disk.bytes(aside),
+            damaged[segment][bytes],
+            "{}",
+            aside.display()
+        );
+    }
+}
+
+#[test]
+fn without_a_snapshot_or_a_state_appends_are_refused_until_repair_makes_them_anew() {
+    for durability in [Durability::SyncEachBatch, Durability::LeaveToOs] {
+        for lost in [
+            &["producers.snapshot.a", "producers.snapshot.b"][..],
+            &["state"],
+        ] {
+            let mut world = written(1, durability);
+            world.disk.cut_power();
+            let (_, topic) = open(&world.disk);
+            let (whole, _) = read(&topic);
+            for name in lost {
+                let path = Path::new(DIR).join(name);
+                if !world.disk.files(Path::new(DIR)).contains(&path) {
+                    continue;
+                }
+                let bytes = world.disk.bytes(&path);
+                world.disk.set_bytes(&path, &vec![0xFF; bytes.len()]);
+            }
+            world.disk.cut_power();
+            let (log, topic) = open(&world.disk);
+            let refused = topic.recover(P0).unwrap_err();
+            assert!(
+                matches!(refused, AppendError::Unreadable { .. }),
+                "{refused}"
+            );
+            let done = topic.repair(P0, true).unwrap();
+            assert_eq!(
+                (done.snapshots, done.state),
+                (lost.len() == 2, lost.len() == 1)
+            );
+            assert_clean(&log, lost[0]);
+            assert!(read(&topic).0 == whole, "{lost:?}");
+            drop((log, topic));
+            world.disk.kill_all();
+            world.process = world.disk.process();
+            assert_dedup(&mut world, &whole, lost[0]);
+        }
+    }
+}
+
+#[test]
+fn a_lost_segment_is_told_and_a_living_writer_is_not_repaired_under() {
+    let mut world = written(3, Durability::SyncEachBatch);
+    let logs = segments(&world.disk);
+    let storage = world.disk.process();
+    teeline_log::storage::Storage::remove(&*storage, &logs[2]).unwrap();
+    world.disk.cut_power();
+    teeline_log::storage::Storage::remove(&*world.disk.process(), &logs[2]).ok();
+    let (log, topic) = open(&world.disk);
+    let (readable, _) = read(&topic);
+    let source = world::source(1);
+    let writer = log
+        .writer(&source, world::EPOCH, teeline_log::Succession::AfterDrain)
+        .unwrap();
+    let refused = topic.repair(P0, true).unwrap_err();
+    assert!(
+        matches!(refused, RepairError::WriterAlive { .. }),
+        "{refused}"
+    );
+    drop(writer);
+    let done = topic.repair(P0, true).unwrap();
+    assert_eq!(done.damages.len(), 1);
+    assert_clean(&log, "a segment is lost");
+    let (records, lost) = read(&topic);
+    assert!(records == readable);
+    let base = |path: &PathBuf| {
+        path.file_stem()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+    };
+    assert_eq!(lost, [(base(&logs[2]), base(&logs[3]) - 1)]);
+    assert!(topic.end(P0).unwrap() > Offset(0));
+    world.process = world.disk.process();
+}
+
+#[test]
+fn killed_at_any_step_a_repair_can_be_done_again() {
+    let prepare = |seed| {
+        let world = written(seed, Durability::SyncEachBatch);
+        let logs = segments(&world.disk);
+        flip(&world.disk, &logs[1], 300);
+        flip(&world.disk, logs.last().unwrap(), 70);
+        let (_, topic) = open(&world.disk);
+        let readable = read(&topic).0;
+        world.disk.kill_all();
+        (world, readable)
+    };
+    let mut steps = 0;
+    for step in 1.. {
+        let (mut world, readable) = prepare(step);
+        let (log, topic) = open(&world.disk);
+        world.disk.kill_at(step);
+        let repaired = topic.repair(P0, true);
+        if world.disk.kill_is_pending() {
+            world.disk.spare();
+            repaired.unwrap();
+            break;
+        }
+        steps += 1;
+        drop((log, topic));
+        let what = format!("step {step}");
+        if step % 2 == 0 {
+            world.disk.cut_power();
+        } else {
+            world.disk.kill_all();
+        }
+        let (log, topic) = open(&world.disk);
+        // Whoever opens it now appends nowhere but behind the end.
+        match topic.recover(P0) {
+            Ok(report) if report.damage.is_none() => {}
+            Ok(_) => assert!(topic.sync(P0).is_err(), "{what}"),
+            Err(error) => assert!(
+                matches!(error, AppendError::Unreadable { .. }),
+                "{what}: {error}"
+            ),
+        }
+        assert!(read(&topic).0 == readable, "{what}");
+        topic.repair(P0, true).unwrap();
+        assert_clean(&log, &what);
+        assert!(read(&topic).0 == readable, "{what}");
+        drop((log, topic));
+        world.disk.kill_all();
+        world.process = world.disk.process();
+        assert_dedup(&mut world, &readable, &what);
+    }
+    assert!(steps > 20, "{steps}");
+}
