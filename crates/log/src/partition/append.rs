@@ -80,14 +80,9 @@ impl Appender {
             previous: end.previous,
         });
         if let Err(error) = file.write_at(end.file_pos.into(), bytes) {
-            // What did get written must not look like a batch later. If it cannot be erased, the page stays dirty, and
-            // whoever takes the lock next recovers.
-            if self
-                .erase(end.file_pos.into()..u64::from(end.file_pos) + len)
-                .is_ok()
-            {
-                self.page.store(Word::Dirty, 0)?;
-            }
+            // What did get written must not look like a batch later, not even after a power cut behind a roll: the page
+            // stays dirty, so that whoever takes the lock next recovers, and syncs, before anything else.
+            drop(self.erase(end.file_pos.into()..u64::from(end.file_pos) + len));
             return Err(error.into());
         }
         self.end = segment::behind(&end, &header);
