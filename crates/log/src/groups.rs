@@ -23,13 +23,12 @@ mod member;
 mod mirror;
 #[expect(unreachable_pub, reason = "formats declare their sizes in public")]
 mod page;
+mod status;
 mod strategy;
 mod tables;
 
-pub use member::{
-    Changes, GroupStatus, Held, LagError, Member, MemberError, MemberOptions, MemberStatus,
-    PartitionStatus,
-};
+pub use member::{Changes, Held, LagError, Member, MemberError, MemberOptions};
+pub use status::{GroupStatus, MemberStatus, PartitionStatus};
 pub use strategy::{Strategy, UnknownStrategy};
 
 /// The database, in the groups directory.

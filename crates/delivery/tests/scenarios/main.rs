@@ -6,4 +6,13 @@ mod places;
 
 mod matrix;
 mod members;
+mod storm;
 mod world;
+
+/// Entry of the processes that tests start.
+#[test]
+fn child_process() {
+    if let Some(role) = teeline_os::child::role() {
+        storm::run(&role);
+    }
+}

@@ -1,7 +1,7 @@
 //! A log with numbers in it, 100 p, 100 p + 1, … in partition p of each topic, and consumers that count how often each number
 //! reaches their state.
 
-use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc, time::Duration};
+use std::{cell::RefCell, collections::BTreeMap, path::Path, rc::Rc, sync::Arc, time::Duration};
 
 use teeline_core::{Epoch, Name, Offset, Partition, Sequence};
 use teeline_delivery::{
@@ -118,7 +118,7 @@ impl OnRebalance for Listener {
 
 pub(crate) struct World<P> {
     pub(crate) place: P,
-    dir: tempfile::TempDir,
+    _dir: tempfile::TempDir,
     pub(crate) log: Log,
     writer: Writer,
     sequence: Sequence,
@@ -136,7 +136,7 @@ impl<P: Place> World<P> {
         // In memory, where there is such a place: many small logs are made, and none outlives its test.
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let dir = dir.unwrap();
-        let log = open_log(&dir);
+        let log = open_log(&dir.path().join("log"));
         for (topic, partitions) in topics {
             let config = TopicConfig {
                 partitions: *partitions,
@@ -149,7 +149,7 @@ impl<P: Place> World<P> {
         let writer = log.writer(&source, Epoch(7), Succession::AfterDrain);
         Some(Self {
             place,
-            dir,
+            _dir: dir,
             writer: writer.unwrap(),
             log,
             sequence: Sequence::NONE,
@@ -251,7 +251,7 @@ impl<P: Place> World<P> {
             on_rebalance: Box::new(Listener(Arc::clone(told))),
         };
         let topics = topics.iter().map(|topic| name(topic));
-        let log = open_log(&self.dir);
+        let log = open_log(self.log.root());
         let note = self.note.clone();
         GroupDelivery::join(
             mode,
@@ -296,12 +296,12 @@ impl<P: Place> World<P> {
     }
 }
 
-fn open_log(dir: &tempfile::TempDir) -> Log {
+pub(crate) fn open_log(root: &Path) -> Log {
     let options = LogOptions {
         any_filesystem: true, // wherever tests put their files
         ..LogOptions::default()
     };
-    Log::open_or_create(dir.path().join("log"), &options).unwrap()
+    Log::open_or_create(root, &options).unwrap()
 }
 
 /// One heartbeat of the members of a group.
