@@ -60,7 +60,7 @@ const WORD_BYTES: u64 = 8;
 const CACHE_LINE_BYTES: usize = 64;
 /// Bytes of payload in the line of the header, where a frame begins with a line and has no timestamp.
 const IN_LINE_BYTES: usize = 48;
-/// A copy that takes longer than a consumer needs to fetch a line. Shorter ones are one run of vector moves.
+/// A copy that takes longer than a consumer needs to fetch a line.
 const LONG_COPY_BYTES: usize = 256;
 /// The longest payload that a length of 32 bits tells of, and more: no ring has room for it.
 const NO_PAYLOAD_BYTES: usize = u32::MAX as usize;
