@@ -15,7 +15,13 @@ use std::{
 };
 
 use teeline_core::{Name, Offset, Partition, limits::NAME_BYTES_MAX};
-use teeline_os::{Mapping, error::Result, file, lock::Latch, region, sleep};
+use teeline_os::{
+    Mapping,
+    error::Result,
+    file,
+    lock::{Latch, OWNER_NOTE_BYTES},
+    region, sleep,
+};
 
 use super::GroupOffset;
 use crate::format::layout;
@@ -86,7 +92,9 @@ impl Mirror {
     pub(super) fn open(dir: &Path, mode: u32, boot: u64) -> Result<Self> {
         let path = dir.join(FILE_NAME);
         let made = region::locked_file(&path, mode, |made| {
-            file::reserve(made, &path, FILE_BYTES as u64)
+            file::reserve(made, &path, FILE_BYTES as u64)?;
+            // The note of who makes it stands where the page begins.
+            file::write_all_at(made, &path, &[0; OWNER_NOTE_BYTES], 0)
         });
         match made {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
