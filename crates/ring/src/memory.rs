@@ -6,6 +6,9 @@ use teeline_sync::atomic::Ordering;
 
 use crate::layout::frame;
 
+/// What a processor fetches at a time.
+pub const CACHE_LINE_BYTES: usize = 64;
+
 /// Shared bytes, reached as atomic words, and in bulk where the protocol gives one side the stretch for itself. Offsets
 /// are bytes from the start, lengths bytes; outside of the memory every method panics.
 pub trait Memory {
@@ -49,6 +52,9 @@ pub trait Memory {
 
     /// Fetches the cache line at `offset`, if it lies inside, since it is going to be written. A hint.
     fn prefetch_to_write(&self, _offset: usize) {}
+
+    /// As `prefetch_to_write`, for a line that is going to be read.
+    fn prefetch_to_read(&self, _offset: usize) {}
 
     /// Whether a stretch of `len` bytes at `offset` lies inside.
     fn has(&self, offset: usize, len: usize) -> bool;
@@ -288,6 +294,18 @@ mod mapped {
                 // SAFETY: a hint, which writes nothing, whatever the address; processors that do not know it pass over it.
                 unsafe {
                     std::arch::asm!("prefetchw [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+                };
+            }
+        }
+
+        #[inline(always)]
+        fn prefetch_to_read(&self, offset: usize) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                let at = self.base.wrapping_add(offset);
+                // SAFETY: a hint, as above.
+                unsafe {
+                    std::arch::asm!("prefetcht0 [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
                 };
             }
         }

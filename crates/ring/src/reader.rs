@@ -205,6 +205,7 @@ impl<M: Memory> Reader<M> {
         while count < limit {
             let Cursor { position, next } = reading.cursor;
             let Some(header) = Header::load(geometry, data, position) else {
+                self.likely.prefetch(geometry, data, position);
                 break;
             };
             let likely = &mut self.likely;

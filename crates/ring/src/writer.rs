@@ -30,7 +30,7 @@ use crate::{
     hold,
     layout::{consumer_page, file, frame as frame_at, life_page, producer_page as at},
     membership::{self, JOIN_MARGIN, Standing},
-    memory::Memory,
+    memory::{CACHE_LINE_BYTES, Memory},
     ownership::{Mark, Marks, Takeover, walk},
     wait::Bell,
 };
@@ -57,7 +57,6 @@ const SCAN_ATTEMPTS: usize = 4;
 const FIRST_SCAN_ATTEMPTS: usize = 1 << 30;
 
 const WORD_BYTES: u64 = 8;
-const CACHE_LINE_BYTES: usize = 64;
 /// Bytes of payload in the line of the header, where a frame begins with a line and has no timestamp.
 const IN_LINE_BYTES: usize = 48;
 /// A copy that takes longer than a consumer needs to fetch a line.
