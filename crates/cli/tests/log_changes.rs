@@ -475,3 +475,59 @@ fn a_topic_is_read_from_a_time_on() {
     let refused = place.verb(&["read", "fills", "--from-time", "noon"]).run();
     assert_eq!(refused.status, 2);
 }
+
+/// By the index and without one, before growth and after: one key's records, in order.
+#[test]
+fn read_by_key_prints_the_records_of_one_key() {
+    for options in [
+        &["--segment-bytes", "4K", "--index-by-key"][..],
+        &["--segment-bytes", "4K"],
+    ] {
+        let place = Place::new(options);
+        let by = [
+            "--source",
+            "gw1.fills",
+            "--key-separator",
+            "=",
+            "--batch",
+            "7",
+        ];
+        place.append(&by, &lines(0..300));
+        place
+            .verb(&["grow", "fills", "--partitions", "5"])
+            .run()
+            .fine();
+        place.append(&by, &lines(300..400));
+        let read = place
+            .verb(&["read", "fills", "--key", "acct-3"])
+            .run()
+            .fine()
+            .objects();
+        let sequences: Vec<_> = read
+            .iter()
+            .map(|line| line["sequence"].as_u64().unwrap())
+            .collect();
+        // Line `n` has the number `n + 1`.
+        let expected: Vec<_> = (0..400).filter(|n| n % 7 == 3).map(|n| n + 1).collect();
+        assert_eq!(sequences, expected, "{options:?}");
+        assert!(read.iter().all(|line| line["key"] == "acct-3"));
+        let few = place
+            .verb(&["read", "fills", "--key", "acct-3", "-n", "2"])
+            .run()
+            .fine();
+        assert_eq!(few.objects(), read[..2]);
+        let none = place
+            .verb(&["read", "fills", "--key", "acct-9"])
+            .run()
+            .fine();
+        assert!(none.objects().is_empty());
+        let verified = place.verb(&["verify"]).run().fine().objects();
+        assert_eq!(verified.last().unwrap()["notes"], 0, "{verified:?}");
+        let indexes = fs::read_dir(place.root().join("fills/0")).unwrap();
+        let indexes = indexes.filter(|entry| {
+            let path = entry.as_ref().unwrap().path();
+            path.extension().is_some_and(|ending| ending == "keys")
+        });
+        assert_eq!(indexes.count() > 0, options.len() > 2, "{options:?}");
+    }
+}

@@ -108,6 +108,7 @@ impl FakeDisk {
             locks: BTreeMap::new(),
             next_lock: 0,
             operations: 0,
+            bytes_read: 0,
             crash_at: None,
             faults: Vec::new(),
             failed: 0,
@@ -198,6 +199,12 @@ impl FakeDisk {
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.world().operations
+    }
+
+    /// Bytes of files that processes have read so far.
+    #[must_use]
+    pub fn bytes_read(&self) -> u64 {
+        self.world().bytes_read
     }
 
     /// Kills the process that comes to the `n`-th operation from now, counted from 1; a write may get half done.

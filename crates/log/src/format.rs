@@ -11,6 +11,7 @@ use std::{
 pub mod ages;
 pub mod batch;
 pub mod index;
+pub mod keys;
 pub mod progress;
 pub mod record;
 pub mod snapshot;
@@ -295,7 +296,9 @@ pub(crate) const fn align8(len: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{Flaw, ages, batch, index, newest, progress, record, snapshot, state, watermark};
+    use super::{
+        Flaw, ages, batch, index, keys, newest, progress, record, snapshot, state, watermark,
+    };
 
     #[test]
     fn of_two_slots_the_newest_valid_one_counts_and_a_blank_one_is_no_explanation() {
@@ -333,6 +336,11 @@ mod tests {
                 "index",
                 include_str!("../../../docs/formats/log/index.md"),
                 vec![index::FIELDS],
+            ),
+            (
+                "keys",
+                include_str!("../../../docs/formats/log/keys.md"),
+                vec![keys::FIELDS, keys::block::FIELDS, keys::entry::FIELDS],
             ),
             (
                 "snapshot",

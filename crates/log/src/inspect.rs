@@ -17,10 +17,11 @@ use crate::{
         state::{self, State},
         watermark::Word,
     },
+    keys::Index,
     partition::Partition,
     recovery,
     segment::{self, SegmentReader, Walk},
-    storage::Storage,
+    storage::{Access, Storage},
 };
 
 /// Something that verification found.
@@ -190,9 +191,12 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         let mut segments = segment::list(self.storage, dir)?;
         segments.retain(|base| *base >= log_start);
         self.batches(dir, &segments, durable, page_end)?;
-        for base in segments {
+        for (number, base) in segments.iter().enumerate() {
             self.report.segments += 1;
-            self.index(dir, base, topic.config().segment_bytes)?;
+            self.index(dir, *base, topic.config().segment_bytes)?;
+            if let Some(end) = segments.get(number + 1) {
+                self.keys(dir, *base, *end)?;
+            }
         }
         Ok(())
     }
@@ -358,6 +362,24 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
                 self.found(Severity::Note, &path, &text);
             }
         }
+        Ok(())
+    }
+
+    /// The index by key of a sealed segment is only a hint, too.
+    fn keys(&mut self, dir: &Path, base: Offset, end: Offset) -> Result<(), ReadError> {
+        let path = segment::keys_path(dir, base);
+        match self.storage.open(&path, Access::Read) {
+            Err(error) if error.is_not_found() => return Ok(()),
+            opened => drop(opened?),
+        }
+        let mut reader = SegmentReader::open(self.storage, dir, base)?;
+        let what = match Index::open(self.storage, dir, &mut reader, end)? {
+            Some(index) if index.is_whole()? => return Ok(()),
+            Some(_) => "a block is damaged",
+            None => "it is damaged, or not of this segment",
+        };
+        let text = format!("{what}; reading by key scans instead, until upkeep makes it anew");
+        self.found(Severity::Note, &path, &text);
         Ok(())
     }
 }

@@ -23,8 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What it does not do yet: an index by key. Retention and compaction are done by
-//! whoever asks for them: see [`Log::upkeep`].
+//! Retention and compaction are done by whoever asks for them: see [`Log::upkeep`].
 //!
 //! The files are described in [`mod@format`].
 #![forbid(unsafe_code)]
@@ -41,6 +40,8 @@ pub mod format;
 pub mod groups;
 mod helper;
 mod inspect;
+mod key_reader;
+mod keys;
 mod partition;
 mod partitioner;
 mod producers;
@@ -64,6 +65,7 @@ pub use format::{
     record::{Control, Header, Headers},
 };
 pub use inspect::{Finding, Severity, VerifyReport, verify};
+pub use key_reader::KeyReader;
 pub use partition::{Compacted, Repaired, Retained};
 pub use partitioner::partition_for_key;
 pub use reader::{Overtaken, ReadError, Reader, Record};

@@ -10,6 +10,7 @@ mod appender;
 mod compact;
 mod durability;
 mod grow;
+mod keys;
 mod reload;
 mod repair;
 mod retain;
@@ -17,6 +18,7 @@ mod syncer;
 mod time;
 
 use std::{
+    collections::BTreeMap,
     fmt, mem,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -32,6 +34,7 @@ pub use self::{repair::Repaired, retain::Retained};
 use crate::{
     AppendError, BatchAnswer, Durability, NewRecord, ReadError, RecoveryReport, TopicConfig,
     format::{
+        keys::Segment as Indexed,
         snapshot::{self, Cursor},
         state::State,
         watermark::{self, Word},
@@ -54,6 +57,8 @@ pub(crate) struct Partition {
     page: Mutex<Option<Arc<dyn SharedPage>>>,
     /// Log start and log end as found while nobody had appended since the system started.
     cold_ends: Mutex<Option<(Offset, Offset)>>,
+    /// Segments whose index by key was made here, or read here and found whole.
+    known_whole: Mutex<BTreeMap<Offset, Indexed>>,
 }
 
 impl fmt::Debug for Partition {
@@ -108,6 +113,7 @@ impl Partition {
             appender: Mutex::new(None),
             page: Mutex::new(None),
             cold_ends: Mutex::new(None),
+            known_whole: Mutex::default(),
         }
     }
 
@@ -220,6 +226,11 @@ impl Partition {
         }
     }
 
+    fn known_whole(&self) -> MutexGuard<'_, BTreeMap<Offset, Indexed>> {
+        let known = self.known_whole.lock();
+        known.unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn appender(&self) -> MutexGuard<'_, Option<Appender>> {
         self.appender.lock().unwrap_or_else(|poisoned| {
             // A panic half-way left it in no known state: the next use opens it anew.
@@ -327,6 +338,10 @@ impl Partition {
         }
         if wishes.next_segment {
             run(Lane::Space, Self::prepare_next)?;
+        }
+        if wishes.index {
+            // Worth nothing but time: what goes wrong, upkeep tries again and tells.
+            drop(run(Lane::Space, Self::index_sealed));
         }
         if let Durability::SyncEvery(interval) = self.config.durability
             && wishes.watch

@@ -443,6 +443,48 @@ impl Reader {
         self.batch = Batch::NONE;
     }
 
+    /// The segment that is read, if one is open.
+    pub(crate) fn segment(&self) -> Option<Offset> {
+        self.place.as_ref().map(|place| place.segment.base())
+    }
+
+    /// The partition's term; 0 if nobody has appended since the system started.
+    pub(crate) fn term(&self) -> Result<u64, ReadError> {
+        let page = self.partition.page()?;
+        Ok(page.map_or(0, |page| page.load(Word::Term)))
+    }
+
+    /// Reads from now on in a segment that was opened in `term` and holds its position.
+    pub(crate) fn enter(&mut self, segment: SegmentReader, term: u64) {
+        self.batch = Batch::NONE;
+        self.place = Some(Place {
+            segment,
+            file_pos: 0,
+            term,
+            high_watermark: Offset(0),
+        });
+    }
+
+    /// Goes on at another offset, whose batch is known to begin at `file_pos` of the segment that begins at `base`.
+    pub(crate) fn jump(&mut self, offset: Offset, base: Offset, file_pos: u32) {
+        let ahead = self.batch.record_pos < self.batch.length && offset >= self.position;
+        if ahead && (self.batch.base..self.batch.end).contains(&offset) {
+            self.position = offset;
+            return;
+        }
+        match self.place.take() {
+            Some(mut place) if place.segment.base() == base => {
+                // What was read ahead is rarely what is read next.
+                place.segment.forget();
+                place.file_pos = file_pos.into();
+                self.position = offset;
+                self.batch = Batch::NONE;
+                self.place = Some(place);
+            }
+            _ => self.seek(offset),
+        }
+    }
+
     /// Says what to do when retention passes the reader; [`Overtaken::Stop`] unless told otherwise.
     pub fn when_overtaken(&mut self, overtaken: Overtaken) {
         self.overtaken = overtaken;

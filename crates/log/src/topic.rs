@@ -14,8 +14,8 @@ use teeline_core::{Epoch, Identity, Name, Offset, Partition as Number, Sequence,
 
 use self::config::Description;
 use crate::{
-    AppendError, BatchAnswer, LastStored, LogOptions, NewRecord, ReadError, Reader, RecoveryReport,
-    TopicError,
+    AppendError, BatchAnswer, KeyReader, LastStored, LogOptions, NewRecord, ReadError, Reader,
+    RecoveryReport, TopicError,
     directory::LOCK_FILE,
     helper::Helper,
     partition,
@@ -377,6 +377,14 @@ impl Topic {
     /// When there is no such partition.
     pub fn reader(&self, partition: Number, from: Offset) -> Result<Reader, ReadError> {
         Ok(Reader::open(self, self.to_read(partition)?, from))
+    }
+
+    /// Reads the records of one key, from the oldest kept on: see [`KeyReader`].
+    ///
+    /// # Errors
+    /// When a partition cannot be read.
+    pub fn key_reader(&self, key: &[u8]) -> Result<KeyReader, ReadError> {
+        KeyReader::open(self, key)
     }
 
     /// Opens the partition for appending, if that was not done yet, and says what recovery found when it was opened.

@@ -1,4 +1,4 @@
-//! What is done to a log from time to time: retention and compaction. No server runs here, so somebody has to call it.
+//! What is done to a log from time to time: retention, compaction, indexes by key. No server runs here, so somebody has to call it.
 
 use std::{
     collections::BTreeMap,
@@ -127,10 +127,19 @@ impl Topic {
         };
         self.to_append(partition)?.compact(&rule)
     }
+
+    /// Makes the [indexes by key](crate::TopicConfig::index_by_key) of a partition that are missing, damaged or of no use any
+    /// more, whatever the topic's file says, and returns how many. Nothing is done while somebody else makes them.
+    ///
+    /// # Errors
+    /// As an append.
+    pub fn index_keys(&self, partition: Partition) -> Result<u64, AppendError> {
+        self.to_append(partition)?.index_keys()
+    }
 }
 
 impl Log {
-    /// Does once for every topic what its file asks for: retention, sealing by age, compaction. What fails in one
+    /// Does once for every topic what its file asks for: retention, sealing by age, compaction, indexes by key. What fails in one
     /// partition does not keep it from the others; the first error is returned.
     ///
     /// # Errors
@@ -138,18 +147,19 @@ impl Log {
     pub fn look_after(&self) -> Result<(), UpkeepError> {
         let mut first = Ok(());
         // Read once, and not where no topic asks for anything: opening that database checks all of it.
-        let mut offsets = None;
+        let mut offsets: Option<Vec<GroupOffset>> = None;
         for topic in self.topics()? {
             let config = topic.config();
             let retains = !config.retention.keeps_all() || config.roll_age.is_some();
-            if !retains && config.compaction.is_none() {
+            let heeds_groups = retains || config.compaction.is_some();
+            if !heeds_groups && !config.index_by_key {
                 continue;
             }
-            let offsets = match &mut offsets {
-                Some(known) => known,
-                unknown => unknown.insert(self.group_offsets()?),
+            let passed = match &mut offsets {
+                _ if !heeds_groups => Passed::default(),
+                Some(known) => Passed::of(topic.name(), known),
+                unknown => Passed::of(topic.name(), unknown.insert(self.group_offsets()?)),
             };
-            let passed = Passed::of(topic.name(), offsets);
             for partition in topic.partitions() {
                 let mut done = Ok(());
                 if retains {
@@ -163,6 +173,10 @@ impl Log {
                     done = topic
                         .compact(partition, compaction, &passed, LEAST_DIRTY_PERCENT, false)
                         .map(drop);
+                }
+                // Last: compaction leaves segments without.
+                if config.index_by_key && done.is_ok() {
+                    done = topic.index_keys(partition).map(drop);
                 }
                 if first.is_ok() {
                     first = done.map_err(UpkeepError::from);

@@ -19,6 +19,7 @@ fn run(seed: u64, durability: Durability, kill: Option<(u64, Crash)>) -> u64 {
         partitions: random.u32(1..=2),
         durability,
         segment_bytes: 4096,
+        index_by_key: seed % 2 == 1,
         ..TopicConfig::default()
     };
     let mut world = World::new(seed, config, 2);

@@ -18,7 +18,9 @@ use std::{
 use clap::Subcommand;
 use serde::Serialize;
 use teeline_core::{Name, Offset, Partition, SourceId, SourceName};
-use teeline_log::{Control, Log, LogOptions, Reader, Record, Severity, Topic, groups::GroupOffset};
+use teeline_log::{
+    Control, KeyReader, Log, LogOptions, Reader, Record, Severity, Topic, groups::GroupOffset,
+};
 
 use crate::{
     command::bytes::{Excerpt, hex},
@@ -89,6 +91,10 @@ pub(crate) enum LogVerb {
         /// ago, as in `90m`, or nanoseconds since 1970.
         #[arg(long, value_parser = moment::moment, conflicts_with = "from")]
         from_time: Option<u64>,
+        /// Only the records of this key, of the partitions that it was routed to, oldest first: by the topic's index by key,
+        /// if it keeps one, and by scanning where it does not.
+        #[arg(long, conflicts_with_all = ["partition", "from", "from_time"])]
+        key: Option<String>,
         /// Print no more than so many records.
         #[arg(long, short = 'n')]
         limit: Option<usize>,
@@ -158,11 +164,18 @@ impl LogVerb {
                 partition,
                 from,
                 from_time,
+                key,
                 limit,
                 follow,
             } => {
                 let log = open(&root)?;
                 let topic = log.topic(&topic).map_err(Failure::new)?;
+                if let Some(key) = key {
+                    let names = source_names(&log)?;
+                    let mut reader = topic.key_reader(key.as_bytes()).map_err(Failure::new)?;
+                    let mut printer = Printer { out, names };
+                    return read_key(&mut reader, topic.name(), limit, follow, &mut printer);
+                }
                 let mut readers = readers(&log, &topic, partition, from)?;
                 if let Some(time_ns) = from_time {
                     for reader in &mut readers {
@@ -255,6 +268,9 @@ fn readers(
         .collect()
 }
 
+/// Records between two looks at the output.
+const STRETCH: usize = 1_000;
+
 /// Prints up to `limit` records; with `follow` goes on when there are more.
 fn read(
     readers: &mut [Reader],
@@ -262,8 +278,6 @@ fn read(
     follow: bool,
     printer: &mut Printer<'_>,
 ) -> Result<Answer, Failure> {
-    /// Records between two looks at the output.
-    const STRETCH: usize = 1_000;
     /// One reader sleeps on its partition; several take turns, none for longer than this.
     const TURN: Duration = Duration::from_millis(20);
     let mut left = limit.unwrap_or(usize::MAX);
@@ -302,6 +316,37 @@ fn read(
             }
         }
     }
+}
+
+/// Prints up to `limit` records of a key; with `follow` goes on when there are more.
+fn read_key(
+    reader: &mut KeyReader,
+    topic: &Name,
+    limit: Option<usize>,
+    follow: bool,
+    printer: &mut Printer<'_>,
+) -> Result<Answer, Failure> {
+    let mut left = limit.unwrap_or(usize::MAX);
+    while left > 0 {
+        let mut printed = Ok(());
+        let count = reader
+            .poll(left.min(STRETCH), |partition, record| {
+                if printed.is_ok() {
+                    printed = printer.record(topic, partition, record);
+                }
+            })
+            .map_err(Failure::new)?;
+        printed?;
+        left -= count;
+        if count == 0 {
+            if !follow {
+                break;
+            }
+            printer.out.flush()?;
+            reader.wait(Duration::from_secs(1)).map_err(Failure::new)?;
+        }
+    }
+    Ok(Answer::Fine)
 }
 
 /// Prints records.

@@ -39,6 +39,8 @@ pub(super) struct World {
     pub(super) locks: BTreeMap<usize, (u32, u64)>,
     pub(super) next_lock: u64,
     pub(super) operations: u64,
+    /// Bytes of files that processes have read.
+    pub(super) bytes_read: u64,
     pub(super) crash_at: Option<u64>,
     pub(super) faults: Vec<Fault>,
     pub(super) failed: u64,

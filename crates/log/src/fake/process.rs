@@ -112,7 +112,9 @@ impl Storage for FakeStorage {
         let mut world = self.world();
         world.alive(self.pid, path)?;
         let node = world.find("read", path)?;
-        Ok(world.file(node).cache.clone())
+        let bytes = world.file(node).cache.clone();
+        world.bytes_read += bytes.len() as u64;
+        Ok(bytes)
     }
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
@@ -287,6 +289,7 @@ impl StorageFile for FakeHandle {
             .min(cache.len());
         let count = bytes.len().min(cache.len() - from);
         bytes[..count].copy_from_slice(&cache[from..from + count]);
+        world.bytes_read += count as u64;
         Ok(count)
     }
 

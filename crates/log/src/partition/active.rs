@@ -132,6 +132,7 @@ impl Appender {
         self.end.segment = self.end.offset;
         self.end.file_pos = 0;
         self.checkpoint(false)?;
+        self.wishes.index |= self.config.index_by_key;
         self.look_at_ages()
     }
 

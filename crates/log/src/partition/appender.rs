@@ -90,6 +90,8 @@ pub(super) enum NextCheckpoint {
 pub(super) struct Wishes {
     pub(super) checkpoint: bool,
     pub(super) next_segment: bool,
+    /// A segment was sealed that wants an index by key.
+    pub(super) index: bool,
     /// Sync in time from now on.
     pub(super) watch: bool,
 }

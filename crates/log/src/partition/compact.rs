@@ -4,7 +4,7 @@
 //! snapshots are taken behind everything that will be rewritten, so that no recovery begins in there, and what
 //! duplicates are told by does not depend on records that are gone.
 
-use std::{collections::HashMap, path::Path, sync::Arc};
+use std::{collections::HashMap, ops::Range, path::Path, sync::Arc};
 
 use teeline_core::{Offset, Partition as Number};
 
@@ -101,7 +101,7 @@ impl Partition {
             })
         })?;
         if !rule.dry_run {
-            self.remove_half_made()?;
+            self.remove_half_made(".log.new")?;
         }
         let mut segments = self.sealed(limit)?;
         let sum = |dirty: bool| -> u64 {
@@ -134,10 +134,10 @@ impl Partition {
         Ok(done)
     }
 
-    /// Removes what a compaction left half-made that died.
-    fn remove_half_made(&self) -> Result<(), StorageError> {
+    /// Removes what somebody left half-made who died: names that begin with a dot and end in `suffix`.
+    pub(super) fn remove_half_made(&self, suffix: &str) -> Result<(), StorageError> {
         for name in self.storage().list(self.dir())? {
-            if name.starts_with('.') && name.ends_with(".log.new") {
+            if name.starts_with('.') && name.ends_with(suffix) {
                 self.storage().remove(&self.dir().join(name))?;
             }
         }
@@ -168,25 +168,25 @@ impl Partition {
         segments.collect()
     }
 
-    /// Hands every batch of a sealed segment to `f`, with its header.
-    fn each_batch(
+    /// Hands every batch of a sealed segment, from its base to its end, to `f`, with its place and header.
+    pub(super) fn each_batch(
         &self,
-        segment: &Segment,
-        mut f: impl FnMut(&batch::Header, &[u8]) -> Result<(), AppendError>,
+        segment: Range<Offset>,
+        mut f: impl FnMut(u64, &batch::Header, &[u8]) -> Result<(), AppendError>,
     ) -> Result<(), AppendError> {
-        let mut reader = SegmentReader::open(self.storage(), self.dir(), segment.base)?;
-        let (mut pos, mut next) = (0, segment.base);
+        let mut reader = SegmentReader::open(self.storage(), self.dir(), segment.start)?;
+        let (mut pos, mut next) = (0, segment.start);
         while next < segment.end {
             match reader.batch(pos)? {
                 Ok((header, bytes)) => {
-                    f(&header, bytes)?;
+                    f(pos, &header, bytes)?;
                     pos += u64::from(header.length);
                     next = header.end();
                 }
                 Err(flaw) => {
                     return Err(AppendError::Damaged(Box::new(Damage {
                         path: reader.path().to_owned(),
-                        bytes: pos..segment.bytes.max(pos),
+                        bytes: pos..reader.length()?.max(pos),
                         offsets: next..segment.end,
                         flaw,
                     })));
@@ -197,7 +197,7 @@ impl Partition {
     }
 
     fn note_latest(&self, segment: &Segment, latest: &mut Latest) -> Result<(), AppendError> {
-        self.each_batch(segment, |header, bytes| {
+        self.each_batch(segment.base..segment.end, |_, header, bytes| {
             for (record, _) in VerifiedRecords::new(bytes) {
                 if let Some(key) = record.key.filter(|_| record.control.is_none()) {
                     let offset = Offset(header.base.0 + u64::from(record.offset_delta));
@@ -218,7 +218,7 @@ impl Partition {
     ) -> Result<(), AppendError> {
         let mut copy = Copy::new(segment.base);
         let (mut superseded, mut tombstones, mut records_before) = (0, 0, 0);
-        self.each_batch(segment, |header, bytes| {
+        self.each_batch(segment.base..segment.end, |_, header, bytes| {
             copy.begin(header);
             for (record, encoded) in VerifiedRecords::new(bytes) {
                 records_before += 1;

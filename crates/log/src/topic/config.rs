@@ -32,6 +32,9 @@ pub struct TopicConfig {
     pub roll_age: Option<Duration>,
     /// Whether [`Topic::compact`](crate::Topic::compact) keeps only the latest record of each key, and how.
     pub compaction: Option<Compaction>,
+    /// Whether sealed segments get an index by key, for [`Topic::key_reader`](crate::Topic::key_reader): 16 bytes a record
+    /// that has a key, and a reading of each segment once more, aside, after it was sealed.
+    pub index_by_key: bool,
 }
 
 impl Default for TopicConfig {
@@ -44,6 +47,7 @@ impl Default for TopicConfig {
             retention: Retention::default(),
             roll_age: None,
             compaction: None,
+            index_by_key: false,
         }
     }
 }
@@ -163,6 +167,8 @@ struct ConfigFile {
     sync_interval_ms: Option<Duration>,
     #[serde(default, with = "millis", skip_serializing_if = "Option::is_none")]
     roll_age_ms: Option<Duration>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    index_by_key: bool,
     visibility: Visibility,
     #[serde(default, skip_serializing_if = "Retention::keeps_all")]
     retention: Retention,
@@ -273,6 +279,7 @@ impl Description {
             visibility: Visibility::Private,
             retention: config.retention.clone(),
             compaction: config.compaction.clone(),
+            index_by_key: config.index_by_key,
             growth: growths.iter().map(GrowthTable::of).collect(),
         };
         let text = toml::to_string(&file).map_err(|error| error.to_string())?;
@@ -301,6 +308,7 @@ impl Description {
             retention: file.retention,
             roll_age: file.roll_age_ms,
             compaction: file.compaction,
+            index_by_key: file.index_by_key,
         };
         config.check()?;
         let growths = file.growth.into_iter().map(GrowthTable::growth);
@@ -391,6 +399,7 @@ mod tests {
                 },
                 roll_age: Some(Duration::from_secs(3600)),
                 compaction: None,
+                index_by_key: true,
             },
             growths: vec![Growth {
                 before: 2,

@@ -98,6 +98,9 @@ pub(crate) struct CreateArgs {
     /// With --compact: drop a tombstone once this group has passed it; may be given several times.
     #[arg(long, requires = "compact")]
     tombstones_until: Vec<Name>,
+    /// Keep an index of sealed segments, for `teeline log read --key`.
+    #[arg(long)]
+    index_by_key: bool,
     /// Accept network and overlay file systems, to try things out.
     #[arg(long)]
     any_filesystem: bool,
@@ -168,6 +171,7 @@ impl CreateArgs {
                 compaction: self.compact.then(|| Compaction {
                     tombstones_until: self.tombstones_until.clone(),
                 }),
+                index_by_key: self.index_by_key,
             };
             log.create_topic(name, &config).map_err(Failure::new)?;
             line.topic = Some(name.to_string());

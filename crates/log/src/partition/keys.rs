@@ -1,0 +1,184 @@
+//! Indexes by key: made aside for what is sealed, and put in place under the partition's lock.
+
+use std::{ops::Range, path::Path, sync::Arc};
+
+use teeline_core::Offset;
+
+use super::{Partition, appender::Appender};
+use crate::{
+    AppendError,
+    format::{
+        keys::{Entry, Segment},
+        record::VerifiedRecords,
+    },
+    keys::{Blocks, HASH, Hash, Index, Pass, SORTED_MAX},
+    segment::{self, SegmentReader},
+    storage::{StorageError, remove_if_there},
+};
+
+/// How the name of an index ends that is being made.
+const HALF_MADE: &str = ".keys.new";
+
+impl Partition {
+    /// Makes the indexes that sealed segments lack, after a roll.
+    pub(super) fn index_sealed(&self) -> Result<(), AppendError> {
+        let there = self.storage().list(self.dir())?;
+        self.index_keys_unless(&there, HASH, SORTED_MAX).map(drop)
+    }
+
+    /// Makes the indexes that sealed segments lack, and those anew that are of no use; returns how many.
+    pub(crate) fn index_keys(&self) -> Result<u64, AppendError> {
+        self.index_keys_by(HASH, SORTED_MAX)
+    }
+
+    /// With another hash, and `sorted_max` entries sorted at a time.
+    pub(crate) fn index_keys_by(&self, hash: Hash, sorted_max: usize) -> Result<u64, AppendError> {
+        self.index_keys_unless(&[], hash, sorted_max)
+    }
+
+    /// Leaves the indexes of these names as they are.
+    fn index_keys_unless(
+        &self,
+        trusted: &[String],
+        hash: Hash,
+        sorted_max: usize,
+    ) -> Result<u64, AppendError> {
+        let storage = self.storage();
+        let (start, active) = self.with_appender(|appender| {
+            appender.locked(|appender| Ok((appender.state.log_start, appender.end.segment)))
+        })?;
+        let lock = storage.lock_file(&self.dir().join("keys.lock"))?;
+        if !lock.try_acquire()? {
+            // Somebody else makes them.
+            return Ok(0);
+        }
+        // Left by somebody who died: he held the lock.
+        self.remove_half_made(HALF_MADE)?;
+        let mut bases = segment::list(storage, self.dir())?;
+        bases.retain(|base| (start..=active).contains(base));
+        let mut made = 0;
+        for (base, end) in bases.iter().zip(bases.iter().skip(1)) {
+            let path = segment::keys_path(self.dir(), *base);
+            let name = path.file_name().and_then(|name| name.to_str());
+            if trusted.iter().any(|trusted| Some(&**trusted) == name) {
+                continue;
+            }
+            match self.index_segment(*base, *end, hash, sorted_max) {
+                Ok(done) => made += u64::from(done),
+                // It is scanned, and whoever reads there hears of it.
+                Err(AppendError::Damaged(_)) => {}
+                // Retention was here, or there may be space the next time.
+                Err(AppendError::Storage(error)) if error.is_not_found() || error.is_no_space() => {
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(made)
+    }
+
+    /// Makes the index of one segment, unless it has one, and says whether it did.
+    fn index_segment(
+        &self,
+        base: Offset,
+        end: Offset,
+        hash: Hash,
+        sorted_max: usize,
+    ) -> Result<bool, AppendError> {
+        let storage = self.storage();
+        let mut reader = SegmentReader::open(storage, self.dir(), base)?;
+        if let Some(index) = Index::open(storage, self.dir(), &mut reader, end)?
+            && self.is_known_whole(&index)?
+        {
+            return Ok(false);
+        }
+        if u32::try_from(end.0 - base.0).is_err() {
+            return Ok(false);
+        }
+        let aside = self.dir().join(format!(".{:020}{HALF_MADE}", base.0));
+        // What fails here fails beside the log.
+        let made = match self.write_index(base..end, &aside, hash, sorted_max) {
+            Ok(made) => made,
+            Err(error) => {
+                // If it cannot be removed, the next one does it.
+                drop(remove_if_there(storage, &aside));
+                return Err(error);
+            }
+        };
+        self.with_appender(|appender| {
+            appender.locked(|appender| appender.put_keys_in_place(base, &aside))
+        })?;
+        self.known_whole().insert(base, made);
+        Ok(true)
+    }
+
+    /// Writes the index of a segment, whole and synced.
+    fn write_index(
+        &self,
+        segment: Range<Offset>,
+        aside: &Path,
+        hash: Hash,
+        sorted_max: usize,
+    ) -> Result<Segment, AppendError> {
+        let file = self.storage().create(aside, 0)?;
+        let mut blocks = Blocks::new(&*file);
+        let mut made = Segment {
+            base: segment.start,
+            end: segment.end,
+            last_pos: 0,
+            last_checksum: 0,
+        };
+        let mut pass = Some(Pass::first(sorted_max));
+        while let Some(mut taking) = pass {
+            self.each_batch(segment.clone(), |pos, header, bytes| {
+                let file_pos = u32::try_from(pos).expect("segments are shorter than 4 GiB");
+                (made.last_pos, made.last_checksum) = (file_pos, header.checksum);
+                let before = header.base.0 - segment.start.0;
+                for (record, _) in VerifiedRecords::new(bytes) {
+                    let offset_delta = u32::try_from(before + u64::from(record.offset_delta));
+                    if let Some(key) = record.key.filter(|_| record.control.is_none())
+                        && let Ok(offset_delta) = offset_delta
+                    {
+                        taking.push(Entry {
+                            hash: hash(key),
+                            offset_delta,
+                            file_pos,
+                        });
+                    }
+                }
+                Ok(())
+            })?;
+            let (entries, next) = taking.end();
+            blocks.push(&entries)?;
+            pass = next;
+        }
+        blocks.end(made)?;
+        Ok(made)
+    }
+
+    /// Whether every block of an index is as it was written. That is looked at once by each who opens the log: a reader
+    /// that comes to a damaged block scans.
+    fn is_known_whole(&self, index: &Index) -> Result<bool, StorageError> {
+        let segment = index.segment();
+        if self.known_whole().get(&segment.base) == Some(&segment) {
+            return Ok(true);
+        }
+        let whole = index.is_whole()?;
+        if whole {
+            self.known_whole().insert(segment.base, segment);
+        }
+        Ok(whole)
+    }
+}
+
+impl Appender {
+    /// Puts an index in place, unless retention has taken its segment meanwhile. If compaction has put another segment
+    /// there, the index does not fit it, and is made anew.
+    fn put_keys_in_place(&mut self, base: Offset, aside: &Path) -> Result<(), AppendError> {
+        let storage = Arc::clone(&self.env.storage);
+        if self.state.log_start > base {
+            return Ok(remove_if_there(&*storage, aside)?);
+        }
+        // A name that a power cut takes back is no loss.
+        Ok(storage.rename_over(aside, &segment::keys_path(&self.dir, base))?)
+    }
+}

@@ -1,0 +1,449 @@
+//! Reading by key: it finds what a full scan finds, whatever became of the indexes, and reads little for it.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod world;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use teeline_core::{Identity, Offset, Partition, Sequence};
+use teeline_log::{
+    Compaction, KeyReader, Log, NewRecord, Passed, Retention, Succession, Topic, TopicConfig,
+    Writer, fake::FakeDisk,
+};
+use world::{Crash, EPOCH, ROOT, Seed, options, seeds, source, topic_name};
+
+const P0: Partition = Partition(0);
+const KEYS: u64 = 12;
+
+struct Place {
+    disk: FakeDisk,
+    log: Log,
+    topic: Topic,
+    writer: Writer,
+    next: u64,
+}
+
+fn key(number: u64) -> Vec<u8> {
+    format!("account-{number}").into_bytes()
+}
+
+fn open(disk: &FakeDisk) -> (Log, Topic, Writer) {
+    let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
+    let topic = log.topic(&topic_name()).unwrap();
+    let writer = log
+        .writer(&source(0), EPOCH, Succession::AfterDrain)
+        .unwrap();
+    (log, topic, writer)
+}
+
+impl Place {
+    fn new(seed: u64, config: &TopicConfig) -> Self {
+        let disk = FakeDisk::new(seed);
+        let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
+        log.create_topic(&topic_name(), config).unwrap();
+        let (log, topic, writer) = open(&disk);
+        Self {
+            disk,
+            log,
+            topic,
+            writer,
+            next: 1,
+        }
+    }
+
+    /// One partition, with so many records of `KEYS` keys in it.
+    fn filled(records: u64) -> Self {
+        let mut place = Self::new(
+            1,
+            &TopicConfig {
+                segment_bytes: 4096,
+                index_by_key: true,
+                ..TopicConfig::default()
+            },
+        );
+        for number in 0..records {
+            place.append(Some(number % KEYS), 40);
+        }
+        place
+    }
+
+    fn append(&mut self, number: Option<u64>, bytes: usize) {
+        let key = number.map(key);
+        let identity = Identity {
+            source: self.writer.source().id(),
+            epoch: EPOCH,
+            sequence: Sequence(self.next),
+        };
+        let value = vec![7; bytes];
+        let record = NewRecord::data(identity.sequence, 1, key.as_deref(), &value);
+        let partition = self.topic.route(&identity, key.as_deref());
+        self.writer
+            .append(&self.topic, partition, &[record])
+            .unwrap();
+        self.next += 1;
+    }
+
+    /// The numbers of each key's records, by reading everything.
+    fn scanned(&self) -> BTreeMap<Vec<u8>, Vec<u64>> {
+        let mut found: BTreeMap<Vec<u8>, Vec<u64>> = BTreeMap::new();
+        for partition in self.topic.partitions() {
+            let start = self.topic.start(partition).unwrap();
+            let mut reader = self.topic.reader(partition, start).unwrap();
+            while reader
+                .poll(100, |record| {
+                    if let Some(key) = record.key.filter(|_| record.control.is_none()) {
+                        let number = record.identity.unwrap().sequence.0;
+                        found.entry(key.to_owned()).or_default().push(number);
+                    }
+                })
+                .unwrap()
+                > 0
+            {}
+        }
+        // One writer: the order of a key's records is that of their numbers.
+        found
+            .values_mut()
+            .for_each(|numbers| numbers.sort_unstable());
+        found
+    }
+
+    /// Reads every key, and one that there is not, and compares.
+    fn check(&self) {
+        let scanned = self.scanned();
+        for number in 0..=KEYS {
+            let mut reader = self.topic.key_reader(&key(number)).unwrap();
+            let found = read(&mut reader, 5);
+            let expected = scanned.get(&key(number)).cloned().unwrap_or_default();
+            assert_eq!(found, expected, "key {number}");
+        }
+    }
+
+    fn indexes(&self) -> Vec<PathBuf> {
+        let files = self.disk.files(ROOT.as_ref()).into_iter();
+        files
+            .filter(|path| path.extension().is_some_and(|ending| ending == "keys"))
+            .collect()
+    }
+
+    fn reopen(&mut self) {
+        self.disk.kill_all();
+        (self.log, self.topic, self.writer) = open(&self.disk);
+    }
+}
+
+/// The numbers of what there is to read, so many at a time.
+fn read(reader: &mut KeyReader, limit: usize) -> Vec<u64> {
+    let mut found = Vec::new();
+    loop {
+        let before = found.len();
+        let count = reader
+            .poll(limit, |_, record| {
+                found.push(record.identity.unwrap().sequence.0);
+            })
+            .unwrap();
+        assert_eq!(count, found.len() - before);
+        assert!(count <= limit);
+        if count == 0 {
+            return found;
+        }
+    }
+}
+
+/// Does something to an index that it must survive.
+fn tamper(disk: &FakeDisk, path: &Path, other: &Path, random: &mut fastrand::Rng) {
+    let mut bytes = disk.bytes(path);
+    match random.u32(0..4) {
+        0 => bytes = disk.bytes(other),
+        1 => bytes.truncate(random.usize(0..bytes.len().max(1))),
+        2 => bytes.clear(),
+        _ if bytes.is_empty() => {}
+        _ => {
+            let at = random.usize(0..bytes.len());
+            bytes[at] ^= 1 << random.u32(0..8);
+        }
+    }
+    disk.set_bytes(path, &bytes);
+}
+
+/// What a key reader finds is what a scan finds, through rolls, retention or compaction, growth, crashes, and whatever
+/// happens to the indexes; and those who read on find what came.
+#[test]
+fn reading_by_key_finds_what_a_scan_finds() {
+    for seed in seeds(40) {
+        let _seed = Seed(seed);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let retention = Retention {
+            bytes: (seed % 3 == 1).then_some(5 * 4096),
+            ..Retention::default()
+        };
+        let config = TopicConfig {
+            partitions: random.u32(1..=2),
+            segment_bytes: 4096,
+            index_by_key: true,
+            compaction: (seed % 3 == 2).then(Compaction::default),
+            retention: retention.clone(),
+            ..TopicConfig::default()
+        };
+        let mut place = Place::new(seed, &config);
+        let keeps_all = seed % 3 == 0;
+        let mut followers: Vec<_> = (0..KEYS).map(|_| (None, Vec::new())).collect();
+        for step in 0..60 {
+            match random.u32(0..100) {
+                0..70 => {
+                    for _ in 0..random.usize(1..20) {
+                        let number = (random.u32(0..8) > 0).then(|| random.u64(0..KEYS));
+                        place.append(number, random.usize(0..200));
+                    }
+                }
+                70..76 => place.log.look_after().unwrap(),
+                76..80 if !keeps_all => {
+                    for partition in place.topic.partitions() {
+                        let passed = Passed::default();
+                        let retained = place.topic.retain(partition, &retention, &passed, false);
+                        retained.unwrap();
+                        if let Some(compaction) = &config.compaction {
+                            let compact = place
+                                .topic
+                                .compact(partition, compaction, &passed, 0, false);
+                            compact.unwrap();
+                        }
+                    }
+                }
+                80..84 => {
+                    let partitions = place.topic.config().partitions;
+                    if partitions < 6 {
+                        place.topic.grow(partitions + 1, false).unwrap();
+                        place.topic.refresh().unwrap();
+                    }
+                }
+                84..88 => place.reopen(),
+                _ => {
+                    let indexes = place.indexes();
+                    if let (Some(one), Some(other)) =
+                        (random.choice(&indexes), random.choice(&indexes))
+                    {
+                        tamper(&place.disk, one, other, &mut random);
+                    }
+                }
+            }
+            if step % 6 == 5 {
+                place.check();
+            }
+            let number = random.usize(0..followers.len());
+            if keeps_all {
+                let (position, found) = &mut followers[number];
+                let mut reader = place.topic.key_reader(&key(number as u64)).unwrap();
+                if let Some((partition, offset)) = *position {
+                    assert!(reader.seek(partition, offset).unwrap());
+                }
+                found.extend(read(&mut reader, random.usize(1..40)));
+                *position = Some(reader.position());
+                let scanned = place.scanned();
+                let expected = scanned.get(&key(number as u64)).cloned();
+                assert_eq!(*found, expected.unwrap_or_default(), "key {number}");
+            }
+        }
+        // What was done to them is put right.
+        place.reopen();
+        place.log.look_after().unwrap();
+        for partition in place.topic.partitions() {
+            assert_eq!(place.topic.index_keys(partition).unwrap(), 0);
+        }
+        place.check();
+    }
+}
+
+/// A reader that stays open is told of nothing twice and misses nothing while segments are sealed and indexed.
+#[test]
+fn a_reader_that_stays_open_finds_what_comes() {
+    let mut place = Place::filled(100);
+    let mut reader = place.topic.key_reader(&key(3)).unwrap();
+    let mut found = read(&mut reader, 7);
+    for number in 0..1_000 {
+        place.append(Some(number % KEYS), 40);
+        if number % 37 == 0 {
+            found.extend(read(&mut reader, 7));
+        }
+    }
+    found.extend(read(&mut reader, 7));
+    assert_eq!(found, place.scanned()[&key(3)]);
+    assert_eq!(reader.poll(1, |_, _| ()).unwrap(), 0);
+    assert!(!reader.wait(std::time::Duration::ZERO).unwrap());
+    assert!(
+        !reader.seek(Partition(1), Offset(0)).unwrap(),
+        "never there"
+    );
+}
+
+/// Each way in which an index can be of no use: the segment is scanned, and upkeep makes the index anew.
+#[test]
+fn an_index_that_is_of_no_use_is_made_anew() {
+    let mut place = Place::filled(600);
+    let indexes = place.indexes();
+    assert!(indexes.len() > 5, "{indexes:?}");
+    let whole: Vec<_> = indexes.iter().map(|path| place.disk.bytes(path)).collect();
+    let mut damages: Vec<Vec<u8>> = vec![
+        Vec::new(),
+        whole[1][..whole[1].len() - 1].to_vec(),
+        whole[1][..4096].to_vec(),
+        whole[0].clone(),
+    ];
+    // A bit of each field of the header, of a block's header, and of its entries.
+    for at in (0..48).chain(4096..4200) {
+        let mut bytes = whole[1].clone();
+        bytes[at] ^= 1 << (at % 8);
+        damages.push(bytes);
+    }
+    for damage in damages {
+        place.disk.set_bytes(&indexes[1], &damage);
+        place.check();
+        place.reopen();
+        place.log.look_after().unwrap();
+        assert_eq!(place.disk.bytes(&indexes[1]), whole[1]);
+    }
+    let writer = place.disk.process();
+    teeline_log::storage::Storage::remove(&*writer, &indexes[1]).unwrap();
+    place.check();
+    assert_eq!(place.topic.index_keys(P0).unwrap(), 1);
+    assert_eq!(place.disk.bytes(&indexes[1]), whole[1]);
+}
+
+/// Of a key with few records, little is read: the index's blocks on the way to it, and its batches.
+#[test]
+fn a_key_of_few_records_costs_few_bytes() {
+    let mut place = Place::new(
+        1,
+        &TopicConfig {
+            segment_bytes: 256 << 10,
+            index_by_key: true,
+            ..TopicConfig::default()
+        },
+    );
+    for number in 0..12_000_u64 {
+        let rare = number % 4_000 == 17;
+        place.append(Some(if rare { 3 } else { 100 + number }), 100);
+    }
+    let end = place.topic.end(P0).unwrap();
+    assert!(place.indexes().len() >= 6, "{:?}", place.indexes());
+    let cost = |place: &Place, number: Option<u64>| {
+        let before = place.disk.bytes_read();
+        let mut found = 0;
+        if let Some(number) = number {
+            let mut reader = place.topic.key_reader(&key(number)).unwrap();
+            found = read(&mut reader, 100).len();
+            assert_eq!(reader.position().1, end);
+        } else {
+            let mut reader = place.topic.reader(P0, Offset(0)).unwrap();
+            while reader
+                .poll(100, |record| {
+                    found += usize::from(record.key == Some(&key(3)))
+                })
+                .unwrap()
+                > 0
+            {}
+        }
+        (found, place.disk.bytes_read() - before)
+    };
+    let (scanned, everything) = cost(&place, None);
+    let (nothing, looks) = cost(&place, Some(4));
+    let (found, little) = cost(&place, Some(3));
+    assert_eq!((scanned, found, nothing), (3, 3, 0));
+    // The active segment is scanned; of each index the header is read, the segment's last batch, and a few blocks.
+    let (active, segments) = (256 << 10, place.indexes().len() as u64);
+    assert!(
+        looks < active + segments * (32 << 10) && looks < everything / 4,
+        "{looks} of {everything} bytes"
+    );
+    // A batch for each record, with what is read ahead at least.
+    assert!(
+        little < looks + 3 * (16 << 10),
+        "{little} bytes for three records, {looks} for none"
+    );
+    // Without the indexes, it is a scan.
+    for path in place.indexes() {
+        place.disk.set_bytes(&path, &[]);
+    }
+    let (found, much) = cost(&place, Some(3));
+    assert_eq!(found, 3);
+    assert!(much > everything / 2, "{much} of {everything} bytes");
+}
+
+/// Killed, or without power, at every step of making indexes: what is read is the same, and the next one makes them.
+#[test]
+fn making_an_index_may_end_at_any_step() {
+    let place = Place::filled(150);
+    let indexes = place.indexes();
+    assert!(indexes.len() >= 2, "{indexes:?}");
+    let whole: Vec<_> = indexes.iter().map(|path| place.disk.bytes(path)).collect();
+    // The first is missing, the second cannot be used.
+    let process = place.disk.process();
+    teeline_log::storage::Storage::remove(&*process, &indexes[0]).unwrap();
+    place.disk.set_bytes(&indexes[1], &[1; 10]);
+    for crash in [Crash::Kill, Crash::PowerCut] {
+        let mut steps = 0;
+        loop {
+            steps += 1;
+            let disk = place.disk.fork();
+            let (_log, topic, _writer) = open(&disk);
+            topic.recover(P0).unwrap();
+            disk.kill_at(steps);
+            let done = topic.index_keys(P0);
+            if disk.kill_is_pending() {
+                assert_eq!(done.unwrap(), 2);
+                break;
+            }
+            match crash {
+                Crash::PowerCut => disk.cut_power(),
+                _ => disk.kill_all(),
+            }
+            let (log, topic, writer) = open(&disk);
+            let after = Place {
+                disk,
+                log,
+                topic,
+                writer,
+                next: 0,
+            };
+            after.check();
+            after.topic.index_keys(P0).unwrap();
+            for (path, whole) in indexes.iter().zip(&whole) {
+                assert_eq!(after.disk.bytes(path), *whole, "step {steps}");
+            }
+            after.check();
+            let files = after.disk.files(ROOT.as_ref());
+            let half_made = files
+                .iter()
+                .find(|path| path.to_string_lossy().ends_with(".new"));
+            assert_eq!(half_made, None, "step {steps}");
+        }
+        assert!(steps > 10, "{steps} steps");
+    }
+}
+
+/// Killed between the new segment and the removal of its index, compaction leaves the one of the segment before, which has
+/// the same name, base and end.
+#[test]
+fn an_index_of_before_compaction_is_not_believed() {
+    let place = Place::filled(600);
+    let indexes = place.indexes();
+    let before: Vec<_> = indexes.iter().map(|path| place.disk.bytes(path)).collect();
+    let (compaction, passed) = (Compaction::default(), Passed::default());
+    let compacted = place.topic.compact(P0, &compaction, &passed, 0, false);
+    assert!(compacted.unwrap().superseded > 400);
+    assert!(place.indexes().is_empty(), "they went with their segments");
+    let process = place.disk.process();
+    for (path, bytes) in indexes.iter().zip(&before) {
+        teeline_log::storage::Storage::replace(&*process, path, bytes).unwrap();
+    }
+    place.check();
+    assert_eq!(
+        place.topic.index_keys(P0).unwrap(),
+        indexes.len() as u64,
+        "every one is made anew"
+    );
+    place.check();
+}
