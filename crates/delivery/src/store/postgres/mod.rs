@@ -15,6 +15,7 @@ use std::{error::Error, fmt};
 
 use postgres::{
     Client, Config, IsolationLevel, NoTls, Row, Transaction,
+    error::{DbError, Severity},
     types::{FromSql, IsNull, ToSql, Type, private::BytesMut, to_sql_checked},
 };
 use teeline_core::SourceId;
@@ -40,6 +41,8 @@ pub struct Postgres {
     config: Config,
     tls: Option<MakeRustlsConnect>,
     client: Client,
+    /// Whether the server has said that nothing more comes over this connection. The client knows a moment later.
+    lost: bool,
 }
 
 impl fmt::Debug for Postgres {
@@ -75,6 +78,7 @@ impl Postgres {
             config,
             tls,
             client,
+            lost: false,
         };
         database.refuse_forgetful()?;
         Ok(database)
@@ -135,8 +139,9 @@ impl Postgres {
     }
 
     fn transaction(&mut self) -> Result<Transaction<'_>, postgres::Error> {
-        if self.client.is_closed() {
+        if self.lost || self.client.is_closed() {
             self.client = connect(&self.config, self.tls.as_ref())?;
+            self.lost = false;
         }
         // Each statement sees what was committed before it: waiting for a row that another owner holds, and then
         // reading what that one left, is what fencing needs.
@@ -144,6 +149,13 @@ impl Postgres {
             .build_transaction()
             .isolation_level(IsolationLevel::ReadCommitted)
             .start()
+    }
+
+    fn failed(&mut self, operation: &'static str, source: postgres::Error) -> StoreError {
+        let severity = source.as_db_error().map(DbError::parsed_severity);
+        self.lost |=
+            source.is_closed() || matches!(severity, Some(Some(Severity::Fatal | Severity::Panic)));
+        failed(operation, self.name(), source)
     }
 }
 
@@ -178,7 +190,6 @@ impl Database for Postgres {
         operation: &'static str,
         body: impl FnOnce(&mut Transaction<'_>) -> Result<T, Abort<E, postgres::Error>>,
     ) -> Result<T, E> {
-        let server = self.name();
         let transact = || {
             let mut tx = self.transaction()?;
             let value = body(&mut tx)?;
@@ -186,7 +197,7 @@ impl Database for Postgres {
             Ok(value)
         };
         transact().map_err(|abort| match abort {
-            Abort::Database(source) => failed(operation, server, source).into(),
+            Abort::Database(source) => self.failed(operation, source).into(),
             Abort::Refused(reason) => reason,
         })
     }
@@ -196,13 +207,12 @@ impl Database for Postgres {
         operation: &'static str,
         body: impl FnOnce(&mut Transaction<'_>) -> Result<T, postgres::Error>,
     ) -> Result<T, StoreError> {
-        let server = self.name();
         let read = || {
             let mut tx = self.transaction()?;
             tx.batch_execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")?;
             body(&mut tx)
         };
-        read().map_err(|source| failed(operation, server, source))
+        read().map_err(|source| self.failed(operation, source))
     }
 }
 
