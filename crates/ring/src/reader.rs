@@ -197,17 +197,21 @@ impl<M: Memory> Reader<M> {
         f: &mut impl FnMut(Frame<'_>),
     ) -> Result<usize, Box<Damage>> {
         let (geometry, data) = (&self.geometry, &self.data);
+        if limit == 0 {
+            return Ok(0);
+        }
+        // A look that finds nothing is short, and stores nothing: the next one is not kept waiting.
+        let Some(mut header) = Header::load(geometry, data, self.read.position) else {
+            self.likely.prefetch(geometry, data, self.read.position);
+            return Ok(0);
+        };
         let mut reading = Reading {
             cursor: self.read,
             read: &mut self.read,
         };
         let mut count = 0;
-        while count < limit {
+        loop {
             let Cursor { position, next } = reading.cursor;
-            let Some(header) = Header::load(geometry, data, position) else {
-                self.likely.prefetch(geometry, data, position);
-                break;
-            };
             let likely = &mut self.likely;
             if let Some(message) = header.message(geometry, data, position, next, likely) {
                 message.lend(geometry, data, |message| f(Frame::Message(message)));
@@ -216,16 +220,23 @@ impl<M: Memory> Reader<M> {
                     next: next.wrapping_add(1),
                 };
                 count += 1;
-                continue;
-            }
-            match Cursor::over_other(header, reading.cursor, geometry, data, f) {
-                Ok((behind, handed_out)) => {
-                    reading.cursor = behind;
-                    count += usize::from(handed_out);
+            } else {
+                match Cursor::over_other(header, reading.cursor, geometry, data, f) {
+                    Ok((behind, handed_out)) => {
+                        reading.cursor = behind;
+                        count += usize::from(handed_out);
+                    }
+                    Err(damage) if count == 0 => return Err(damage),
+                    // What was handed out counts; the damage is still there at the next call.
+                    Err(_) => break,
                 }
-                Err(damage) if count == 0 => return Err(damage),
-                // What was handed out counts; the damage is still there at the next call.
-                Err(_) => break,
+            }
+            if count == limit {
+                break;
+            }
+            match Header::load(geometry, data, reading.cursor.position) {
+                Some(behind) => header = behind,
+                None => break,
             }
         }
         Ok(count)
