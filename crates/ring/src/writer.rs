@@ -537,6 +537,12 @@ impl<M: Memory> Writer<M> {
     ) -> Result<Sequence, PublishError> {
         hold::point("ring.claim.before");
         let frame = self.reservation(payload.len(), true);
+        // Who waits for this frame has its line, and the first store to it would ask for it only when everything in front of
+        // that store is done: 32 bytes there and back take 0.99 of a bare walk, 1.08 without this. Of a longer frame, whose
+        // first line is written last, it would come too early, and be taken back.
+        if payload.len() <= IN_LINE_BYTES {
+            self.data.prefetch_to_write(frame.index);
+        }
         if !self.is_ready(&frame) {
             return self.publish_unready(kind, payload, &now_ns);
         }
