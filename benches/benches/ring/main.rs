@@ -5,7 +5,7 @@
 //! processes are `teeline bench`'s.
 //!
 //! iceoryx2 is not among the peers: its build generates bindings with libclang, which a machine that builds teeline need not
-//! have, and a dev-dependency cannot be left out.
+//! have, and a dev-dependency cannot be left out. `tools/bench-iceoryx2` measures it, between two processes.
 #![expect(
     clippy::unwrap_used,
     reason = "a benchmark stops at the first surprise"
