@@ -202,8 +202,9 @@ impl Topic {
         let dir = env.root.join(name.as_str());
         let description = read_description(&*env.storage, &dir, name)?;
         if env.options.access == Access::Write {
-            // Whoever made the topic may have died before its name was durable.
+            // Whoever made the topic, or added partitions, may have died before the name of what it wrote was durable.
             env.storage.sync_dir(&env.root)?;
+            env.storage.sync_dir(&dir)?;
         }
         let current = Arc::new(Current::new(env, &dir, description, Vec::new()));
         Ok(Self {
@@ -238,6 +239,10 @@ impl Topic {
         let mut newest = newest.unwrap_or_else(PoisonError::into_inner);
         let description = read_description(&*env.storage, dir, name)?;
         if description != newest.description {
+            if env.options.access == Access::Write {
+                // As in `open`.
+                env.storage.sync_dir(dir)?;
+            }
             let partitions = newest.partitions.clone();
             *newest = Arc::new(Current::new(env, dir, description, partitions));
         }

@@ -469,10 +469,10 @@ fn a_topic_grows_under_writers_that_are_at_work() {
         })
         .collect();
     for partitions in 2..=6 {
-        let before = log.topic(&name).unwrap().end(Partition(0)).unwrap();
         let growth = topic.grow(partitions, false).unwrap();
         assert_eq!(growth.before, partitions - 1);
-        while topic.end(Partition(0)).unwrap().0 < before.0 + 40 {
+        // The newest partition comes into use while the writers go on.
+        while topic.end(Partition(partitions - 1)).unwrap().0 < 10 {
             thread::yield_now();
         }
     }
@@ -483,10 +483,6 @@ fn a_topic_grows_under_writers_that_are_at_work() {
         .sum();
     assert_eq!(everything(&log).len() as u64, sent);
     let topic = log.topic(&name).unwrap();
-    assert!(
-        topic.end(Partition(5)).unwrap() > Offset(0),
-        "the newest partition is used"
-    );
     assert!(
         everything(&log)
             .values()
