@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use teeline_core::{Name, Offset, Partition};
-use teeline_log::{Log, Record, Topic, groups::Groups, sqlite::Database as Sqlite};
+use teeline_log::{Log, Record, Topic, sqlite::Database as Sqlite};
 
 use super::{
-    DeliveryError, Handler, Mode, OnLost, Options,
+    DeliveryError, Handler, Mode, Options,
+    ledger::Ledger,
     memory::Memory,
     set_aside::Recovery,
     stream::{Entry, Stream, Task, Which},
@@ -22,14 +23,10 @@ use crate::{
 /// Hands the records of a topic to a handler, batch by batch, in one of the modes.
 #[derive(Debug)]
 pub struct Delivery<H, D = Sqlite> {
-    pub(super) mode: Mode,
+    pub(super) ledger: Ledger<D>,
     pub(super) handler: H,
-    pub(super) store: AtomicStore<D>,
-    pub(super) groups: Groups,
-    pub(super) group: Name,
     pub(super) main: Stream,
     pub(super) recovery: Option<Recovery>,
-    on_lost: OnLost,
     pub(super) memory: Memory,
     pub(super) limiter: Option<Limiter>,
     #[cfg(feature = "test-switches")]
@@ -86,21 +83,12 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         options: Options,
     ) -> Result<Self, DeliveryError<H::Error>> {
         let topic = log.topic(topic)?;
-        let mut delivery =
-            Self::without_partitions(mode, handler, store, log, group, &topic, options, false)?;
+        let ledger = Ledger::open(mode, options.on_lost, store, log, group)?;
+        let mut delivery = Self::without_partitions(ledger, handler, log, &topic, options, false)?;
         for partition in topic.partitions() {
-            let Self {
-                store,
-                groups,
-                main,
-                recovery,
-                on_lost,
-                ..
-            } = &mut delivery;
-            main.claim(partition, mode, *on_lost, store, groups, group)?;
-            if let Some(recovery) = recovery {
-                let retry = &mut recovery.stream;
-                retry.claim(partition, mode, *on_lost, store, groups, group)?;
+            delivery.main.claim(partition, &mut delivery.ledger)?;
+            if let Some(recovery) = &mut delivery.recovery {
+                recovery.stream.claim(partition, &mut delivery.ledger)?;
             }
         }
         for partition in topic.partitions() {
@@ -110,50 +98,30 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
     }
 
     /// A delivery that owns no partition yet; a member of a group gets its own one by one.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the parts of a delivery that is being made"
-    )]
     pub(super) fn without_partitions(
-        mode: Mode,
+        mut ledger: Ledger<D>,
         handler: H,
-        mut store: AtomicStore<D>,
         log: &Log,
-        group: &Name,
         topic: &Topic,
         options: Options,
         is_member: bool,
     ) -> Result<Self, DeliveryError<H::Error>> {
-        let Options {
-            retry,
-            on_lost,
-            limiter,
-            facts,
-        } = options;
-        let groups = log.groups()?;
-        let memory = Memory::of(mode, facts, &mut store)?;
-        let recovery = retry
-            .map(|retry| {
-                Recovery::open(
-                    retry, mode, on_lost, &mut store, log, &groups, group, topic, is_member,
-                )
-            })
+        let memory = Memory::of(ledger.mode, options.facts, &mut ledger.store)?;
+        let recovery = options
+            .retry
+            .map(|retry| Recovery::open(retry, &mut ledger, log, topic, is_member))
             .transpose()?;
         let main = match is_member {
             true => Stream::of_member(topic)?,
-            false => Stream::open(topic, mode, on_lost, &mut store, &groups, group)?,
+            false => Stream::open(topic, &mut ledger)?,
         };
         Ok(Self {
-            mode,
+            ledger,
             handler,
-            store,
-            groups,
-            group: group.clone(),
             main,
             recovery,
-            on_lost,
             memory,
-            limiter,
+            limiter: options.limiter,
             #[cfg(feature = "test-switches")]
             two_transactions: false,
         })
@@ -189,20 +157,13 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         partition: Partition,
         offset: Offset,
     ) -> Result<(), DeliveryError<H::Error>> {
-        let Self {
-            store,
-            main,
-            groups,
-            group,
-            ..
-        } = self;
-        main.consumer.seek(partition, offset)?;
-        let owned = main.owned(partition);
+        self.main.consumer.seek(partition, offset)?;
+        let owned = self.main.owned(partition);
         if let Some(ownership) = &mut owned.ownership {
-            store.seek(ownership, offset)?;
+            self.ledger.store.seek(ownership, offset)?;
         }
         owned.next = offset;
-        main.commit(partition, groups, group)?;
+        self.commit(Which::Main, partition)?;
         self.load_set_aside(partition)
     }
 
@@ -251,12 +212,12 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
     /// The database, for whoever takes over from here in the same process.
     #[must_use]
     pub fn into_store(self) -> AtomicStore<D> {
-        self.store
+        self.ledger.store
     }
 
     /// The database, for the application to read its own state.
     pub fn store(&mut self) -> &mut AtomicStore<D> {
-        &mut self.store
+        &mut self.ledger.store
     }
 
     /// Processes what is there: one batch of at most `limit` records per partition. Returns how many records that were; 0
@@ -371,13 +332,13 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         hook: &mut CrashHook<'_>,
     ) -> Result<Done<H::Error>, DeliveryError<H::Error>> {
         let end = batch.last().expect("a batch has records").end;
-        match self.mode {
+        match self.ledger.mode {
             Mode::AtMostOnce => {
                 hook(CrashPoint::BeforeCommit);
                 let topic = self.main.topic().name();
                 let generation = self.main.owned[&partition].generation;
-                self.groups
-                    .commit(&self.group, topic, partition, end, generation)?;
+                let Ledger { groups, group, .. } = &self.ledger;
+                groups.commit(group, topic, partition, end, generation)?;
                 self.process_each(which, partition, batch, hook)
             }
             Mode::AtLeastOnce | Mode::Idempotent => {
@@ -405,10 +366,10 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         limit: usize,
     ) -> Result<(Vec<Entry<H::Message>>, Option<Refused<H::Error>>), DeliveryError<H::Error>> {
         let Self {
+            ledger,
             handler,
             main,
             recovery,
-            on_lost,
             ..
         } = self;
         let (stream, sorter) = match (which, recovery) {
@@ -418,7 +379,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         };
         let mut batch = Vec::new();
         let mut refused = None;
-        let read = stream.read(partition, limit, *on_lost, |record, place, end| {
+        let read = stream.read(partition, limit, ledger.on_lost, |record, place, end| {
             if refused.is_some() {
                 return;
             }
@@ -461,14 +422,13 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         for (index, entry) in batch.iter().enumerate() {
             place.offset = entry.offset;
             hook(CrashPoint::BeforeMessage(entry.offset));
-            if self.mode == Mode::AtMostOnce {
+            if self.ledger.mode == Mode::AtMostOnce {
                 self.main.owned(partition).next = entry.end;
             }
             let memory = self.memory;
             let Self {
+                ledger: Ledger { store, group, .. },
                 handler,
-                group,
-                store,
                 ..
             } = self;
             let applied = store.change(|tx| entry.apply(handler, tx, group, &place, memory));
@@ -497,9 +457,8 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         };
         let end = last.end;
         let Self {
+            ledger: Ledger { store, group, .. },
             handler,
-            group,
-            store,
             main,
             recovery,
             memory,
@@ -557,27 +516,18 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         generation: u64,
     ) -> Result<(), DeliveryError<H::Error>> {
         let Self {
-            mode,
-            store,
-            groups,
-            group,
+            ledger,
             main,
             recovery,
-            on_lost,
             ..
         } = self;
-        let (mode, on_lost) = (*mode, *on_lost);
         let beside = recovery
             .as_mut()
-            .map(|recovery| recovery.retry_beside(&topic, group))
+            .map(|recovery| recovery.retry_beside(&topic, &ledger.group))
             .transpose()?;
-        main.take(
-            topic, partition, generation, mode, on_lost, store, groups, group,
-        )?;
+        main.take(topic, partition, generation, ledger)?;
         if let (Some(recovery), Some(topic)) = (recovery, beside) {
-            recovery.stream.take(
-                topic, partition, generation, mode, on_lost, store, groups, group,
-            )?;
+            recovery.stream.take(topic, partition, generation, ledger)?;
         }
         self.load_set_aside(partition)
     }
@@ -613,7 +563,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         partition: Partition,
     ) -> Result<(), DeliveryError<H::Error>> {
         let stream = pick(which, &mut self.main, &mut self.recovery);
-        stream.commit(partition, &self.groups, &self.group)
+        stream.commit(partition, &self.ledger)
     }
 
     /// Tells the group how far a partition is: `now`, or when it is time.
@@ -623,14 +573,8 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         partition: Partition,
         now: bool,
     ) -> Result<(), DeliveryError<H::Error>> {
-        let Self {
-            main,
-            recovery,
-            groups,
-            group,
-            ..
-        } = self;
-        pick(which, main, recovery).report(partition, now, groups, group)
+        let stream = pick(which, &mut self.main, &mut self.recovery);
+        stream.report(partition, now, &self.ledger)
     }
 
     /// Breaks the one-transaction rule of the atomic mode on purpose, to prove that an audit notices: commits the state

@@ -13,7 +13,10 @@ use teeline_log::{
     sqlite::Database as Sqlite,
 };
 
-use super::{Delivery, DeliveryError, Handler, Mode, Options, set_aside::Recovery, stream::Stream};
+use super::{
+    Delivery, DeliveryError, Handler, Mode, Options, ledger::Ledger, set_aside::Recovery,
+    stream::Stream,
+};
 use crate::{
     consumer::{ConsumerError, Place},
     dead_letter::SetAside,
@@ -142,27 +145,17 @@ impl<D: Database, H: Handler<D>> GroupDelivery<H, D> {
             });
         };
         let retry = options.retry.clone();
-        let on_lost = options.on_lost;
+        let ledger = Ledger::open(mode, options.on_lost, store, log, group)?;
         let first = log.topic(first)?;
         let mut delivery =
-            Delivery::without_partitions(mode, handler, store, log, group, &first, options, true)?;
+            Delivery::without_partitions(ledger, handler, log, &first, options, true)?;
         let mut others = BTreeMap::new();
         for name in rest {
             let topic = log.topic(name)?;
-            let recovery = match &retry {
-                Some(retry) => Some(Recovery::open(
-                    retry.clone(),
-                    mode,
-                    on_lost,
-                    &mut delivery.store,
-                    log,
-                    &delivery.groups,
-                    group,
-                    &topic,
-                    true,
-                )?),
-                None => None,
-            };
+            let recovery = retry
+                .clone()
+                .map(|retry| Recovery::open(retry, &mut delivery.ledger, log, &topic, true))
+                .transpose()?;
             let main = Stream::of_member(&topic)?;
             others.insert(name.clone(), Reading { main, recovery });
         }

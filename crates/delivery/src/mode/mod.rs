@@ -20,6 +20,7 @@
 mod delivery;
 mod error;
 mod handler;
+mod ledger;
 mod member;
 mod memory;
 mod options;

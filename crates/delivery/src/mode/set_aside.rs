@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashSet};
 
 use teeline_core::{Epoch, Name, Offset, Partition};
-use teeline_log::{Log, Record, Topic, groups::Groups};
+use teeline_log::{Log, Record, Topic};
 
 use super::{
-    Delivery, DeliveryError, Handler, Mode, OnLost, Verdict,
+    Delivery, DeliveryError, Handler, Mode, Verdict,
     delivery::pick,
+    ledger::Ledger,
     memory::Memory,
     stream::{Order, Stream, Task, Which},
 };
@@ -18,7 +19,7 @@ use crate::{
         SetAside, State, order_of, table,
     },
     hook::{CrashHook, CrashPoint},
-    store::{Abort, AtomicStore, Database, identities, sql::Sql},
+    store::{Abort, Database, identities, sql::Sql},
 };
 
 /// Longest error text that is kept, in bytes: an error is a sentence.
@@ -56,22 +57,15 @@ enum Move {
 }
 
 impl Recovery {
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the parts of a delivery that is being made"
-    )]
     pub(super) fn open<D: Database, E>(
         retry: Retry,
-        mode: Mode,
-        on_lost: OnLost,
-        store: &mut AtomicStore<D>,
+        ledger: &mut Ledger<D>,
         log: &Log,
-        groups: &Groups,
-        group: &Name,
         topic: &Topic,
         is_member: bool,
     ) -> Result<Self, DeliveryError<E>> {
-        if mode == Mode::AtMostOnce {
+        let Ledger { store, group, .. } = ledger;
+        if ledger.mode == Mode::AtMostOnce {
             return Err(DeadLetterError::TriedOnce.into());
         }
         store.read(|tx| table::look_for_tables(tx))?;
@@ -83,7 +77,7 @@ impl Recovery {
         letters.refuse_older_database(|| store.name(), epoch, decided)?;
         let stream = match is_member {
             true => Stream::of_member(letters.retry())?,
-            false => Stream::open(letters.retry(), mode, on_lost, store, groups, group)?,
+            false => Stream::open(letters.retry(), ledger)?,
         };
         Ok(Self {
             retry,
@@ -296,12 +290,13 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         let Some(recovery) = &mut self.recovery else {
             return Ok(());
         };
-        let group = &self.group;
+        let group = &self.ledger.group;
         let topics = [&self.main, &recovery.stream]
             .map(|stream| (stream.topic().name(), stream.owned[&partition].next));
         // Settled ones that are not passed are among them: in the other modes a crash may bring the group back to where it
         // committed last.
         let rows = self
+            .ledger
             .store
             .read(|tx| table::rows(tx, group, partition, &topics))?;
         recovery.held.insert(partition, rows);
@@ -313,10 +308,10 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         let Some(recovery) = &self.recovery else {
             return Ok(());
         };
-        let group = &self.group;
+        let group = &self.ledger.group;
         let topics = [&self.main, &recovery.stream]
             .map(|stream| (stream.topic().name(), stream.owned[&partition].next));
-        self.store.change(|tx| {
+        self.ledger.store.change(|tx| {
             for topic in topics {
                 table::forget(tx, group, partition, topic)?;
             }
@@ -442,8 +437,11 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
     ) -> Result<(), DeliveryError<H::Error>> {
         let place = &row.place;
         let which = self.recovery().which(row);
-        let group = &self.group;
-        let message = self.store.read(|tx| table::message(tx, group, place))?;
+        let group = &self.ledger.group;
+        let message = self
+            .ledger
+            .store
+            .read(|tx| table::message(tx, group, place))?;
         let Some(message) = message else {
             return self.load_set_aside(place.partition); // another owner has settled and forgotten it
         };
@@ -529,8 +527,9 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         let mut given_up: Vec<SetAside> = given_up.cloned().collect();
         given_up.sort_by_key(|row| row.number);
         for row in &given_up {
-            let group = &self.group;
+            let group = &self.ledger.group;
             let message = self
+                .ledger
                 .store
                 .read(|tx| table::message(tx, group, &row.place))?;
             if let Some(message) = message {
@@ -618,9 +617,8 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         ) -> Result<T, Abort<DeliveryError<H::Error>, D::Failure>>,
     ) -> Result<T, DeliveryError<H::Error>> {
         let Self {
+            ledger: Ledger { store, group, .. },
             handler,
-            store,
-            group,
             main,
             recovery,
             ..

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use teeline_core::{Identity, Name, Offset, Partition};
-use teeline_log::{Control, Headers, ReadError, Record, Topic, groups::Groups};
+use teeline_core::{Identity, Offset, Partition};
+use teeline_log::{Control, Headers, Record, Topic};
 
-use super::{DeliveryError, Mode, OnLost};
+use super::{DeliveryError, Mode, OnLost, ledger::Ledger};
 use crate::{
     consumer::{Consumer, ConsumerError, Place},
     dead_letter::{Copied, Origin, SetAside},
-    store::{AtomicStore, Database, Ownership},
+    store::{Database, Ownership},
 };
 
 /// In the atomic mode, the group is told after so many batches, and whenever nothing is left to read: its database is
@@ -75,17 +75,12 @@ pub(super) struct Order<M> {
 }
 
 impl Stream {
-    /// Opens `topic` where the group stands, before any partition of it is claimed.
+    /// Opens `topic` where the delivery stands, before any partition of it is claimed.
     pub(super) fn open<D: Database, E>(
         topic: &Topic,
-        mode: Mode,
-        on_lost: OnLost,
-        store: &mut AtomicStore<D>,
-        groups: &Groups,
-        group: &Name,
+        ledger: &mut Ledger<D>,
     ) -> Result<Self, DeliveryError<E>> {
-        let partitions = topic.partitions();
-        let starts = starts(mode, on_lost, store, groups, group, topic, partitions)?;
+        let starts = ledger.starts(topic, topic.partitions())?;
         Ok(Self {
             consumer: Consumer::open(topic, starts)?,
             owned: BTreeMap::new(),
@@ -108,37 +103,33 @@ impl Stream {
     pub(super) fn claim<D: Database, E>(
         &mut self,
         partition: Partition,
-        mode: Mode,
-        on_lost: OnLost,
-        store: &mut AtomicStore<D>,
-        groups: &Groups,
-        group: &Name,
+        ledger: &mut Ledger<D>,
     ) -> Result<(), DeliveryError<E>> {
-        let generation = groups.claim_generation(group, self.topic().name(), partition)?;
-        self.own(partition, generation, mode, on_lost, store, groups, group)
+        let topic = self.topic().name();
+        let generation = ledger
+            .groups
+            .claim_generation(&ledger.group, topic, partition)?;
+        self.own(partition, generation, ledger)
     }
 
     /// Becomes the owner of a partition that this member of the group was given, and only then reads how far it is. `topic` is
     /// a handle that knows of it.
-    #[expect(clippy::too_many_arguments, reason = "as those of a claim")]
     pub(super) fn take<D: Database, E>(
         &mut self,
         topic: Topic,
         partition: Partition,
         generation: u64,
-        mode: Mode,
-        on_lost: OnLost,
-        store: &mut AtomicStore<D>,
-        groups: &Groups,
-        group: &Name,
+        ledger: &mut Ledger<D>,
     ) -> Result<(), DeliveryError<E>> {
-        groups.claim_as(group, topic.name(), partition, generation)?;
-        let start = starts(mode, on_lost, store, groups, group, &topic, [partition])?;
+        ledger
+            .groups
+            .claim_as(&ledger.group, topic.name(), partition, generation)?;
+        let start = ledger.starts(&topic, [partition])?;
         self.consumer.renew(topic);
         for (partition, first) in start {
             self.consumer.add(partition, first)?;
         }
-        self.own(partition, generation, mode, on_lost, store, groups, group)
+        self.own(partition, generation, ledger)
     }
 
     /// Is the owner of a partition no more.
@@ -147,54 +138,31 @@ impl Stream {
         self.consumer.remove(partition);
     }
 
-    #[expect(clippy::too_many_arguments, reason = "as those of a claim")]
     fn own<D: Database, E>(
         &mut self,
         partition: Partition,
         generation: u64,
-        mode: Mode,
-        on_lost: OnLost,
-        store: &mut AtomicStore<D>,
-        groups: &Groups,
-        group: &Name,
+        ledger: &mut Ledger<D>,
     ) -> Result<(), DeliveryError<E>> {
-        let topic = self.topic().name().clone();
         let first = self.consumer.position(partition);
-        let (ownership, next) = match mode {
-            Mode::Atomic => {
-                let ownership = store.claim_from(&topic, partition, generation, first)?;
-                let next = ownership.next();
-                (Some(ownership), next)
-            }
-            _ => {
-                let committed = groups.committed(group, &topic, partition)?;
-                (None, committed.map_or(first, |committed| committed.next))
-            }
-        };
-        match self.consumer.seek(partition, next) {
-            Err(ConsumerError::BeforeStart { .. }) if on_lost == OnLost::Report => {}
+        let owned = ledger.own(self.topic().name(), partition, generation, first)?;
+        match self.consumer.seek(partition, owned.next) {
+            Err(ConsumerError::BeforeStart { .. }) if ledger.on_lost == OnLost::Report => {}
             sought => sought?,
         }
-        let owned = Owned {
-            generation,
-            next,
-            ownership,
-            unreported: 0,
-        };
         self.owned.insert(partition, owned);
-        if mode == Mode::Atomic {
+        if ledger.mode == Mode::Atomic {
             // A crash may have come between the last transaction and its report.
-            self.commit(partition, groups, group)?;
+            self.commit(partition, ledger)?;
         }
         Ok(())
     }
 
     /// Commits how far the partition is, as the group's offset.
-    pub(super) fn commit<E>(
+    pub(super) fn commit<D, E>(
         &self,
         partition: Partition,
-        groups: &Groups,
-        group: &Name,
+        Ledger { groups, group, .. }: &Ledger<D>,
     ) -> Result<(), DeliveryError<E>> {
         let owned = &self.owned[&partition];
         let topic = self.topic().name();
@@ -203,16 +171,15 @@ impl Stream {
     }
 
     /// Tells the group how far the partition is, for lag and retention, once that has been owed for long enough, or `now`.
-    pub(super) fn report<E>(
+    pub(super) fn report<D, E>(
         &mut self,
         partition: Partition,
         now: bool,
-        groups: &Groups,
-        group: &Name,
+        ledger: &Ledger<D>,
     ) -> Result<(), DeliveryError<E>> {
         let owed = self.owned[&partition].unreported;
         if owed >= REPORT_EVERY || (now && owed > 0) {
-            self.commit(partition, groups, group)?;
+            self.commit(partition, ledger)?;
             self.owned(partition).unreported = 0;
         }
         Ok(())
@@ -290,49 +257,5 @@ fn lost(first: Offset, start: Offset) -> Record<'static> {
         key: None,
         value: &[],
         tombstone: false,
-    }
-}
-
-/// How far each partition is, before it is claimed: by the database in the atomic mode, by the group otherwise, and by
-/// the log's start where neither knows. If losses are to be reported, what lies before the start is, when the partition is
-/// read.
-fn starts<D: Database, E>(
-    mode: Mode,
-    on_lost: OnLost,
-    store: &mut AtomicStore<D>,
-    groups: &Groups,
-    group: &Name,
-    topic: &Topic,
-    partitions: impl IntoIterator<Item = Partition>,
-) -> Result<Vec<(Partition, Offset)>, DeliveryError<E>> {
-    let in_store = store.progress()?;
-    let starts = partitions.into_iter().map(|partition| {
-        let known = match mode {
-            Mode::Atomic => in_store
-                .iter()
-                .find(|p| p.topic == topic.name().as_str() && p.partition == partition)
-                .map(|p| p.next),
-            _ => groups
-                .committed(group, topic.name(), partition)?
-                .map(|committed| committed.next),
-        };
-        let start = || {
-            let start = topic.start(partition);
-            start.map_err(unreadable(topic, partition))
-        };
-        let first = match known {
-            Some(next) if on_lost == OnLost::Report => next.max(start()?),
-            Some(next) => next,
-            None => start()?,
-        };
-        Ok((partition, first))
-    });
-    starts.collect()
-}
-
-fn unreadable(topic: &Topic, partition: Partition) -> impl Fn(ReadError) -> ConsumerError {
-    move |source| ConsumerError::Read {
-        place: Place::new(topic, partition, Offset(0)),
-        source,
     }
 }
