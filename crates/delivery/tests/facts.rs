@@ -8,19 +8,22 @@ use std::{
     time::Duration,
 };
 
-use teeline_core::{Epoch, Name, Offset, Partition, Sequence};
+use teeline_core::{Epoch, Offset, Sequence};
 use teeline_delivery::{
     consumer::Place as At,
-    dead_letter::{self, Backoff, DeadLetters, Retry, RetryPolicy, State},
+    dead_letter::{Backoff, DeadLetters, Retry, RetryPolicy, State},
     mode::{Delivery, DeliveryError, Handler, Mode, Options},
-    store::{Abort, Database, Schema, StoreError, facts, identities, sql::Sql},
+    store::{Abort, Database, Schema, StoreError, facts},
 };
-use teeline_log::{Log, LogOptions, NewRecord, Record, Succession, Topic, TopicConfig};
+use teeline_log::{Log, NewRecord, Record, Succession, Topic};
 use tempfile::TempDir;
 
+#[path = "numbers/mod.rs"]
+mod numbers;
 #[path = "places/mod.rs"]
 mod places;
-use places::{Hand, Place, on_each_database};
+use numbers::{BEGINNING_NS, LIMIT, P0, SCHEMA, append, empty_log, note, run_to_end};
+use places::{Hand, Place, name, on_each_database};
 
 on_each_database!(
     a_day_that_is_published_again_counts_once_where_facts_are_known
@@ -29,22 +32,6 @@ on_each_database!(
     a_database_that_cannot_know_facts_is_refused
     what_is_forgotten_is_new_again
 );
-
-const SCHEMA: Schema<'_> = Schema {
-    name: "test database",
-    application_id: 0x746C_7474,
-    version: 1,
-    tables: &[
-        "CREATE TABLE reached (place INTEGER NOT NULL PRIMARY KEY, number INTEGER NOT NULL) STRICT",
-        identities::TABLES[0],
-        identities::TABLES[1],
-        dead_letter::TABLES[0],
-        dead_letter::TABLES[1],
-        facts::TABLE,
-    ],
-};
-const P0: Partition = Partition(0);
-const LIMIT: usize = 4;
 
 /// Executions: their number is the fact's name, but for number 0, which is no execution.
 #[derive(Debug, Default)]
@@ -72,14 +59,11 @@ impl<D: Database> Handler<D> for Executions {
     fn apply(
         &mut self,
         tx: &mut D::Tx<'_>,
-        _: &At,
+        place: &At,
         number: &[u8; 8],
     ) -> Result<(), Abort<ExecutionError, D::Failure>> {
         let number = u64::from_le_bytes(*number);
-        tx.run(
-            "INSERT INTO reached SELECT coalesce(max(place), 0) + 1, ?1 FROM reached",
-            &[number.into()],
-        )?;
+        note(tx, place, number)?;
         match self.refuses {
             Some(refused) if refused == number => {
                 Err(Abort::Refused(ExecutionError::Refused(number)))
@@ -102,28 +86,16 @@ struct World<P> {
     epoch: Epoch,
 }
 
-fn name(text: &str) -> Name {
-    text.parse().unwrap()
-}
-
 impl<P: Place> World<P> {
     fn new() -> Option<Self> {
         let place = P::new()?;
-        let dir = tempfile::tempdir().unwrap();
-        let options = LogOptions {
-            any_filesystem: true,
-            ..LogOptions::default()
-        };
-        let log = Log::create(dir.path().join("log"), &options).unwrap();
-        let topic = log
-            .create_topic(&name("numbers"), &TopicConfig::default())
-            .unwrap();
+        let (dir, log) = empty_log();
         Some(Self {
             place,
             _dir: dir,
-            topic,
+            topic: numbers::topic(&log, "numbers", 1, 64 << 10),
             log,
-            clock: Arc::new(Hand::at(1_764_000_000_000_000_000)),
+            clock: Arc::new(Hand::at(BEGINNING_NS)),
             epoch: Epoch(1),
         })
     }
@@ -139,8 +111,7 @@ impl<P: Place> World<P> {
         for (sequence, number) in (1..).zip(numbers) {
             let value = number.to_le_bytes();
             let record = NewRecord::data(Sequence(sequence), 1, None, &value);
-            let answer = writer.append(&self.topic, P0, &[record]).unwrap();
-            assert!(answer.is_settled(), "{answer:?}");
+            append(&mut writer, &self.topic, P0, record);
         }
     }
 
@@ -179,15 +150,8 @@ impl<P: Place> World<P> {
 
     fn reached(&self) -> Vec<u64> {
         let mut store = self.place.open(&SCHEMA, self.log.id()).unwrap();
-        let sql = "SELECT number FROM reached ORDER BY place";
-        store
-            .read(|tx| tx.rows(sql, &[], |row| row.int(0)))
-            .unwrap()
+        numbers::reached(&mut store, "numbers")
     }
-}
-
-fn run_to_end<D: Database>(delivery: &mut Delivery<Executions, D>) {
-    while delivery.run_once(LIMIT, &mut |_| ()).unwrap() > 0 {}
 }
 
 /// Only the mode idempotent asks, and only where it is told to; and what is no fact counts as often as it is published.

@@ -3,21 +3,22 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use teeline_core::{Epoch, Name, Offset, Partition, Sequence};
+use teeline_core::{Offset, Sequence};
 use teeline_delivery::{
     consumer::Place as At,
     hook::CrashPoint,
     mode::{Delivery, DeliveryError, Handler, Mode, OnLost, Options},
     store::{Abort, Database, Schema, StoreError, identities, sql::Sql},
 };
-use teeline_log::{
-    Control, Log, LogOptions, NewRecord, Passed, Record, Retention, Succession, Topic, TopicConfig,
-};
+use teeline_log::{Control, Log, NewRecord, Passed, Record, Retention, Topic};
 use tempfile::TempDir;
 
+#[path = "numbers/mod.rs"]
+mod numbers;
 #[path = "places/mod.rs"]
 mod places;
-use places::{Place, on_each_database};
+use numbers::{LIMIT, P0, append, empty_log, run_to_end, writer};
+use places::{Place, name, on_each_database};
 
 on_each_database!(
     a_running_consumer_that_retention_has_overtaken_is_told_the_range_where_it_would_have_stood
@@ -37,9 +38,7 @@ const SCHEMA: Schema<'_> = Schema {
         identities::TABLES[1],
     ],
 };
-const P0: Partition = Partition(0);
 const RECORDS: u64 = 60;
-const LIMIT: usize = 4;
 
 /// Keeps what it is told, in order: records, and ranges of offsets that are lost.
 #[derive(Debug)]
@@ -89,32 +88,16 @@ struct World<P> {
     topic: Topic,
 }
 
-fn name(text: &str) -> Name {
-    text.parse().unwrap()
-}
-
 impl<P: Place> World<P> {
     /// A log with some segments of records; `None` where the database cannot be had.
     fn new() -> Option<Self> {
         let place = P::new()?;
-        let dir = tempfile::tempdir().unwrap();
-        let options = LogOptions {
-            any_filesystem: true,
-            ..LogOptions::default()
-        };
-        let log = Log::create(dir.path().join("log"), &options).unwrap();
-        let config = TopicConfig {
-            segment_bytes: 4096,
-            ..TopicConfig::default()
-        };
-        let topic = log.create_topic(&name("numbers"), &config).unwrap();
-        let source = "gw1".parse().unwrap();
-        let mut writer = log
-            .writer(&source, Epoch(7), Succession::AfterDrain)
-            .unwrap();
+        let (dir, log) = empty_log();
+        let topic = numbers::topic(&log, "numbers", 1, 4096);
+        let mut writer = writer(&log);
         for number in 1..=RECORDS {
             let record = NewRecord::data(Sequence(number), 1, None, b"some bytes");
-            writer.append(&topic, P0, &[record]).unwrap();
+            append(&mut writer, &topic, P0, record);
         }
         Some(Self {
             place,
@@ -162,10 +145,6 @@ impl<P: Place> World<P> {
         });
         read.unwrap()
     }
-}
-
-fn run_to_end<D: Database>(delivery: &mut Delivery<Keep, D>) {
-    while delivery.run_once(LIMIT, &mut |_| ()).unwrap() > 0 {}
 }
 
 fn records(from: u64, to: u64) -> impl Iterator<Item = Told> {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use rusqlite::{Connection, Transaction};
-use teeline_core::{Epoch, Identity, Name, Offset, Partition, Sequence, SourceName};
+use teeline_core::{Epoch, Identity, Offset, Partition, Sequence, SourceName};
 use teeline_delivery::{
     consumer::{Consumer, ConsumerError, Place},
     hook::CrashPoint,
@@ -23,6 +23,10 @@ use teeline_log::{
     groups::CommitError, sqlite::Schema,
 };
 use tempfile::TempDir;
+
+#[path = "places/mod.rs"]
+mod places;
+use places::{name, options};
 
 const SCHEMA: Schema<'_> = Schema {
     name: "test database",
@@ -94,17 +98,6 @@ struct World {
     writer: Writer,
     sequence: Sequence,
     sizes: Vec<u64>,
-}
-
-fn name(text: &str) -> Name {
-    text.parse().unwrap()
-}
-
-fn options() -> LogOptions {
-    LogOptions {
-        any_filesystem: true, // wherever tests put their files
-        ..LogOptions::default()
-    }
 }
 
 fn source() -> SourceName {

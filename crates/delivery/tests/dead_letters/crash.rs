@@ -9,8 +9,9 @@ use teeline_delivery::{
 };
 
 use super::{
+    numbers::NoteError,
     places::{Place, on_each_database},
-    world::{BACKOFF, MODES, NoteError, World},
+    world::{BACKOFF, MODES, World},
 };
 
 on_each_database!(wherever_it_dies_there_is_one_dead_letter_and_nothing_is_applied_twice);

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod crash;
+#[path = "../numbers/mod.rs"]
+mod numbers;
 mod order;
 #[path = "../places/mod.rs"]
 mod places;

@@ -3,8 +3,9 @@
 use teeline_delivery::dead_letter::{Order, State};
 
 use super::{
+    numbers::run_to_end,
     places::{Place, on_each_database},
-    world::{BACKOFF, MODES, World, held, settle},
+    world::{BACKOFF, MODES, World, held},
 };
 
 on_each_database!(
@@ -32,7 +33,7 @@ fn those_behind_a_parked_message_wait_for_it_and_other_keys_do_not<P: Place>() {
         };
         world.refuse(2, 2);
         let mut delivery = world.open(mode).unwrap();
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [0, 1, 3, 5, 7], "{mode}");
         let waiting = |offset| (offset, State::Waiting, 0);
         let expected = [(2, State::Parked, 1), waiting(4), waiting(6)];
@@ -43,10 +44,10 @@ fn those_behind_a_parked_message_wait_for_it_and_other_keys_do_not<P: Place>() {
         drop(delivery);
         let mut delivery = world.open(mode).unwrap();
         world.clock.turn(BACKOFF);
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [0, 1, 3, 5, 7, 8], "{mode}");
         world.clock.turn(2 * BACKOFF);
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [0, 1, 3, 5, 7, 8, 2, 4, 6, 9], "{mode}");
         assert_eq!(held(&delivery), [], "{mode}");
     }
@@ -58,12 +59,12 @@ fn those_behind_a_dead_letter_wait_until_it_is_redriven<P: Place>() {
         world.refuse(0, 3);
         let mut delivery = world.open(mode).unwrap();
         for _ in 0..4 {
-            settle(&mut delivery);
+            run_to_end(&mut delivery);
             world.clock.turn(4 * BACKOFF);
         }
         assert_eq!(world.reached(), [1, 3, 5], "{mode}");
         world.redrive(1).unwrap();
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [1, 3, 5, 0, 2, 4], "{mode}");
         assert_eq!(held(&delivery), [], "{mode}");
     }
@@ -75,11 +76,11 @@ fn a_dropped_dead_letter_lets_those_behind_it_go_on<P: Place>() {
         world.refuse(0, 3);
         let mut delivery = world.open(mode).unwrap();
         for _ in 0..4 {
-            settle(&mut delivery);
+            run_to_end(&mut delivery);
             world.clock.turn(4 * BACKOFF);
         }
         world.drop(1).unwrap();
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [1, 3, 5, 2, 4], "{mode}");
         assert_eq!(held(&delivery), [], "{mode}");
     }
@@ -91,14 +92,14 @@ fn one_that_waited_may_be_refused_in_its_turn<P: Place>() {
         world.refuse(0, 1);
         world.refuse(4, 1);
         let mut delivery = world.open(mode).unwrap();
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         world.clock.turn(BACKOFF);
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [1, 3, 5, 7, 0, 2], "{mode}");
         let expected = [(4, State::Parked, 1), (6, State::Waiting, 0)];
         assert_eq!(held(&delivery), expected, "{mode}");
         world.clock.turn(BACKOFF);
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [1, 3, 5, 7, 0, 2, 4, 6], "{mode}");
     }
 }
@@ -111,7 +112,7 @@ fn without_the_wish_nobody_waits<P: Place>() {
         world.policy.order = Order::Any;
         world.refuse(0, 1);
         let mut delivery = world.open(mode).unwrap();
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [1, 2, 3, 4, 5], "{mode}");
     }
 }

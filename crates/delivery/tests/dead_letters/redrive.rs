@@ -5,8 +5,9 @@ use teeline_delivery::dead_letter::{DeadLetterError, DeadLetters, Fate, State};
 use teeline_log::{Log, LogOptions};
 
 use super::{
-    places::{Place, on_each_database},
-    world::{BACKOFF, MODES, World, held, name, options, settle},
+    numbers::{P0, run_to_end},
+    places::{Place, name, on_each_database, options},
+    world::{BACKOFF, MODES, World, held},
 };
 
 on_each_database!(
@@ -28,7 +29,7 @@ macro_rules! until_dead {
     ($world:expr, $mode:expr) => {{
         let mut delivery = $world.open($mode).unwrap();
         for _ in 0..4 {
-            settle(&mut delivery);
+            run_to_end(&mut delivery);
             $world.clock.turn(4 * BACKOFF);
         }
         delivery
@@ -60,14 +61,14 @@ fn redrive_puts_it_back_once_and_only_for_its_group<P: Place>() {
             [(1, State::Dead, 3)],
             "until it is applied"
         );
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [0, 2, 1], "{mode}");
         assert_eq!(held(&delivery), [], "{mode}");
         assert_eq!(world.committed("numbers.g.retry"), Offset(1), "{mode}");
         drop(delivery);
-        settle(&mut world.open(mode).unwrap());
+        run_to_end(&mut world.open(mode).unwrap());
         assert_eq!(world.reached(), [0, 2, 1], "{mode}");
-        assert_eq!(world.topic.end(super::world::P0).unwrap(), Offset(3));
+        assert_eq!(world.topic.end(P0).unwrap(), Offset(3));
     }
 }
 
@@ -78,7 +79,7 @@ fn a_redriven_message_that_fails_again_is_a_dead_letter_with_its_first_origin<P:
         let mut delivery = until_dead!(world, mode);
         world.redrive(1).unwrap();
         for _ in 0..4 {
-            settle(&mut delivery);
+            run_to_end(&mut delivery);
             world.clock.turn(4 * BACKOFF);
         }
         assert_eq!(world.reached(), [0, 2], "{mode}");
@@ -96,7 +97,7 @@ fn a_redriven_message_that_fails_again_is_a_dead_letter_with_its_first_origin<P:
         );
         assert_eq!(letters[0].origin, letters[1].origin, "{mode}");
         world.redrive(2).unwrap();
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [0, 2, 1], "{mode}");
         assert_eq!(held(&delivery), [], "{mode}");
     }
@@ -107,7 +108,7 @@ fn what_was_dropped_is_never_applied_and_missed_no_more<P: Place>() {
         let Some(world) = world::<P>() else { return };
         let mut delivery = until_dead!(world, mode);
         world.drop(1).unwrap();
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [0, 2], "{mode}");
         assert_eq!(held(&delivery), [], "{mode}");
         assert_eq!(
@@ -148,7 +149,7 @@ fn a_new_database_gives_numbers_of_its_own<P: Place>() {
         format!("{old} and {new} of topic numbers.g.dlq have the number 1: name one of them")
     );
     world.letters().redrive(new, &*world.clock).unwrap();
-    settle(&mut delivery);
+    run_to_end(&mut delivery);
     assert_eq!(world.reached(), [0, 2, 1]);
 }
 

@@ -12,8 +12,9 @@ use teeline_delivery::{
 };
 
 use super::{
-    places::{Place, on_each_database},
-    world::{BACKOFF, MODES, SCHEMA, World, held, name, settle},
+    numbers::{P0, SCHEMA, run_to_end},
+    places::{Place, name, on_each_database},
+    world::{BACKOFF, MODES, World, held},
 };
 
 on_each_database!(
@@ -34,18 +35,18 @@ fn a_message_that_fails_twice_and_then_works_is_applied_once_and_holds_up_nobody
         world.append(0..10);
         world.refuse(5, 2);
         let mut delivery = world.open(mode).unwrap();
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [0, 1, 2, 3, 4, 6, 7, 8, 9], "{mode}");
         assert_eq!(held(&delivery), [(5, State::Parked, 1)], "{mode}");
         assert_eq!(world.committed("numbers"), Offset(10), "{mode}");
 
         assert_eq!(delivery.pause(), Some(BACKOFF), "{mode}");
         world.clock.turn(BACKOFF);
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(held(&delivery), [(5, State::Parked, 2)], "{mode}");
         assert_eq!(delivery.pause(), Some(2 * BACKOFF), "{mode}");
         world.clock.turn(2 * BACKOFF);
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [0, 1, 2, 3, 4, 6, 7, 8, 9, 5], "{mode}");
         assert_eq!(held(&delivery), [], "{mode}");
         assert_eq!(delivery.pause(), None, "{mode}");
@@ -66,7 +67,7 @@ fn a_message_that_always_fails_becomes_a_dead_letter_that_says_where_it_came_fro
         let mut delivery = world.open(mode).unwrap();
         let began_ns = teeline_core::time::Clock::wall_ns(&*world.clock);
         for _ in 0..5 {
-            settle(&mut delivery);
+            run_to_end(&mut delivery);
             world.clock.turn(4 * BACKOFF);
         }
         assert_eq!(world.reached(), [0, 1, 3], "{mode}");
@@ -82,7 +83,7 @@ fn a_message_that_always_fails_becomes_a_dead_letter_that_says_where_it_came_fro
         let origin = Origin {
             place: At {
                 topic: name("numbers"),
-                partition: super::world::P0,
+                partition: P0,
                 offset: Offset(2),
             },
             identity: Some(Identity {
@@ -98,7 +99,7 @@ fn a_message_that_always_fails_becomes_a_dead_letter_that_says_where_it_came_fro
         );
         assert_eq!(letter.value, 2_u64.to_le_bytes());
         let topic = world.letters().topic().clone();
-        let mut reader = topic.reader(super::world::P0, letter.offset).unwrap();
+        let mut reader = topic.reader(P0, letter.offset).unwrap();
         let read = reader.poll(9, |record| {
             assert_eq!((record.schema_id, record.schema_version), (40, 2));
             let mut headers = record.headers;
@@ -117,7 +118,7 @@ fn what_cannot_be_read_is_a_dead_letter_at_once<P: Place>() {
         world.append([1]);
         world.append_value(None, b"none either");
         let mut delivery = world.open(mode).unwrap();
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [1], "{mode}");
         let letters = world.letters().list().unwrap();
         let facts = letters
@@ -141,14 +142,14 @@ fn a_backoff_goes_on_after_a_restart<P: Place>() {
         };
         world.append(0..3);
         world.refuse(0, 1);
-        settle(&mut world.open(mode).unwrap());
+        run_to_end(&mut world.open(mode).unwrap());
         world.clock.turn(BACKOFF / 4);
         let mut delivery = world.open(mode).unwrap();
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [1, 2], "{mode}");
         assert_eq!(delivery.pause(), Some(BACKOFF / 4 * 3), "{mode}");
         world.clock.turn(BACKOFF / 4 * 3);
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [1, 2, 0], "{mode}");
     }
 }
@@ -160,7 +161,7 @@ fn a_parked_message_is_kept_when_the_log_has_dropped_it<P: Place>() {
     };
     world.append(0..2);
     world.refuse(0, 1);
-    settle(&mut world.open(Mode::Atomic).unwrap());
+    run_to_end(&mut world.open(Mode::Atomic).unwrap());
     // Damage that any read of the record would find.
     world.log.close().unwrap();
     let segment = world.log.root().join("numbers/0/00000000000000000000.log");
@@ -169,7 +170,7 @@ fn a_parked_message_is_kept_when_the_log_has_dropped_it<P: Place>() {
     std::fs::write(&segment, bytes).unwrap();
     world.clock.turn(BACKOFF);
     let mut delivery = world.open(Mode::Atomic).unwrap();
-    settle(&mut delivery);
+    run_to_end(&mut delivery);
     assert_eq!(world.reached(), [1, 0]);
 }
 
@@ -201,9 +202,9 @@ fn a_consumer_that_sets_everything_aside_stops<P: Place>() {
         // Once they are settled, it goes on.
         world.clock.turn(BACKOFF);
     }
-    settle(&mut delivery);
+    run_to_end(&mut delivery);
     world.clock.turn(BACKOFF);
-    settle(&mut delivery);
+    run_to_end(&mut delivery);
     assert_eq!(world.reached(), (0..10).collect::<Vec<_>>());
 }
 
@@ -219,7 +220,7 @@ fn a_handler_may_say_that_the_consumer_has_to_stop<P: Place>() {
         let error = delivery.run_once(10, &mut |_| ()).unwrap_err();
         assert_eq!(error.to_string(), "2 is refused", "{mode}");
         assert_eq!(world.committed("numbers"), Offset(2), "{mode}");
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached(), [0, 1, 2, 3], "{mode}");
     }
 }
@@ -257,14 +258,14 @@ fn a_limiter_bounds_how_many_records_are_processed_in_a_second() {
         options,
     );
     let mut delivery = opened.unwrap();
-    settle(&mut delivery);
+    run_to_end(&mut delivery);
     assert_eq!(world.reached().len(), 2, "a burst");
     for more in 1..=4 {
         world.clock.turn(delivery.pause().unwrap());
-        settle(&mut delivery);
+        run_to_end(&mut delivery);
         assert_eq!(world.reached().len(), 2 + more);
     }
     world.clock.turn(std::time::Duration::from_secs(60));
-    settle(&mut delivery);
+    run_to_end(&mut delivery);
     assert_eq!(world.reached().len(), 8, "a burst, however long the pause");
 }

@@ -13,8 +13,9 @@ use teeline_log::{
 };
 
 use super::{
-    places::File,
-    world::{MODES, World, held, options, settle},
+    numbers::run_to_end,
+    places::{File, options},
+    world::{MODES, World, held},
 };
 
 /// A log on a fake disk; the groups and the consumer's database are real files.
@@ -73,7 +74,7 @@ fn when_a_dead_letter_cannot_be_stored_the_offset_stays_and_the_consumer_says_wh
             world.refuse(2, 0);
             drop(delivery);
             let mut delivery = world.open(mode).unwrap();
-            settle(&mut delivery);
+            run_to_end(&mut delivery);
             assert_eq!(world.reached(), [0, 1, 3], "{mode}");
             let letters = world.letters().list().unwrap();
             assert_eq!(letters.len(), 1, "{mode}");
@@ -96,7 +97,7 @@ fn an_older_copy_of_the_database_is_refused_before_it_gives_a_number_twice() {
     let copy = world.place.0.path().join("copy.db");
     drop(world.open(Mode::Atomic).unwrap());
     fs::copy(&path, &copy).unwrap();
-    settle(&mut world.open(Mode::Atomic).unwrap());
+    run_to_end(&mut world.open(Mode::Atomic).unwrap());
     fs::copy(&copy, &path).unwrap();
     for rest in ["test.db-wal", "test.db-shm"] {
         drop(fs::remove_file(path.with_file_name(rest)));

@@ -10,35 +10,23 @@ use fastrand::Rng;
 use teeline_core::Offset;
 use teeline_delivery::{
     consumer::Place as At,
-    dead_letter::{self, Backoff, DeadLetterError, DeadLetters, Fate, Order, Retry, RetryPolicy},
+    dead_letter::{Backoff, DeadLetterError, DeadLetters, Fate, Order, Retry, RetryPolicy},
     mode::{Delivery, Handler, Mode, Options},
-    store::{Abort, AtomicStore, Database, Schema, identities, sql::Sql},
+    store::{Abort, AtomicStore, Database, identities, sql::Sql},
 };
 use teeline_log::{Log, Record};
 use teeline_os::SystemClock;
 
 use super::{
-    places::{Place, on_each_database, seed},
+    numbers::{P0, SCHEMA, note, reached},
+    places::{Place, name, on_each_database, options, seed},
     storms::{self, Life, Lives, Roles, kill_sometime, wait_for_step},
-    world::{MODES, P0, World, name, options},
+    world::{MODES, World},
 };
 
 on_each_database!(
     consumers_that_refuse_and_are_killed_lose_nothing_and_repeat_what_their_mode_says
 );
-
-const SCHEMA: Schema<'_> = Schema {
-    name: "storm database",
-    application_id: 0x746C_7453,
-    version: 1,
-    tables: &[
-        "CREATE TABLE reached (place INTEGER NOT NULL PRIMARY KEY, number INTEGER NOT NULL) STRICT",
-        identities::TABLES[0],
-        identities::TABLES[1],
-        dead_letter::TABLES[0],
-        dead_letter::TABLES[1],
-    ],
-};
 
 const NAP: Duration = Duration::from_millis(1);
 /// So often, at least a millisecond apart, one looks whether all is settled in the end.
@@ -64,13 +52,10 @@ impl<D: Database> Handler<D> for Moody {
     fn apply(
         &mut self,
         tx: &mut D::Tx<'_>,
-        _: &At,
+        place: &At,
         number: &u64,
     ) -> Result<(), Abort<NotNow, D::Failure>> {
-        tx.run(
-            "INSERT INTO reached SELECT coalesce(max(place), 0) + 1, ?1 FROM reached",
-            &[(*number).into()],
-        )?;
+        note(tx, place, *number)?;
         match number.is_multiple_of(3) && self.0.u8(..5) < 3 {
             true => Err(Abort::Refused(NotNow(*number))),
             false => Ok(()),
@@ -264,14 +249,9 @@ impl<P: Place> Day<P> {
         }
 
         let mut store = self.world.place.open(&SCHEMA, self.world.log.id()).unwrap();
-        let reached = store
-            .read(|tx| {
-                let sql = "SELECT number FROM reached ORDER BY place";
-                let reached = tx.rows(sql, &[], |row| row.int(0))?;
-                assert_eq!(identities::outstanding(tx)?, [], "{why}");
-                Ok(reached)
-            })
-            .unwrap();
+        let outstanding = store.read(|tx| identities::outstanding(tx));
+        assert_eq!(outstanding.unwrap(), [], "{why}");
+        let reached = reached(&mut store, "numbers");
         let mut times: BTreeMap<u64, u64> = (0..self.published).map(|n| (n, 0)).collect();
         for number in &reached {
             *times.get_mut(number).unwrap() += 1;

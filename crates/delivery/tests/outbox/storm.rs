@@ -11,9 +11,9 @@ use teeline_log::Log;
 use teeline_os::{SystemClock, child::TestProcess};
 
 use super::{
-    places::{Place, on_each_database, seed},
+    places::{Place, on_each_database, options, seed},
     storms::{self, Life, Lives, Roles, kill_sometime, wait_for_step},
-    world::{World, drain, open_relay, options},
+    world::{World, drain, open_relay},
     writers::{compare, make_truth, transact},
 };
 

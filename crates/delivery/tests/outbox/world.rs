@@ -2,15 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use teeline_core::{Epoch, Name, Offset, Partition, Sequence, time::Clock};
+use teeline_core::{Epoch, Offset, Partition, Sequence, time::Clock};
 use teeline_delivery::{
     outbox::{self, Event, Relay, RelayError, RelayOptions},
     store::{Abort, Database, StoreError, sql::Sql},
 };
-use teeline_log::{Log, LogOptions, Succession, Topic, TopicConfig};
+use teeline_log::{Log, Succession, Topic, TopicConfig};
 use tempfile::TempDir;
 
-use super::places::{Hand, Place};
+use super::places::{Hand, Place, name, options};
 
 pub(crate) const INCARNATION: Epoch = Epoch(1_764_000_000_000_000);
 pub(crate) const LEASE: Duration = Duration::from_secs(10);
@@ -21,17 +21,6 @@ pub(crate) struct World<P> {
     pub(crate) log: Log,
     pub(crate) topic: Topic,
     pub(crate) clock: Arc<Hand>,
-}
-
-pub(crate) fn name(text: &str) -> Name {
-    text.parse().unwrap()
-}
-
-pub(crate) fn options() -> LogOptions {
-    LogOptions {
-        any_filesystem: true,
-        ..LogOptions::default()
-    }
 }
 
 /// In the application's own transaction.

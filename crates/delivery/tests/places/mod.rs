@@ -1,5 +1,5 @@
-//! What several tests need: a place for a consumer's database, which is a file, or a schema of the server that
-//! `tools/postgres` runs, and a clock.
+//! What several tests need: names, a folder and options for a log, a place for a consumer's database, which is a file, or a
+//! schema of the server that `tools/postgres` runs, and a clock.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::{
@@ -8,10 +8,28 @@ use std::{
     time::Duration,
 };
 
-use teeline_core::time::Clock;
+use teeline_core::{Name, time::Clock};
 use teeline_delivery::store::{AtomicStore, Database, Schema, StoreError};
-use teeline_log::LogId;
+use teeline_log::{LogId, LogOptions};
 use tempfile::TempDir;
+
+pub(crate) fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+/// A folder of its own for each test; in memory, where there is such a place: these tests kill processes, not machines.
+pub(crate) fn dir() -> TempDir {
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+    dir.unwrap()
+}
+
+/// A log wherever tests put their files.
+pub(crate) fn options() -> LogOptions {
+    LogOptions {
+        any_filesystem: true,
+        ..LogOptions::default()
+    }
+}
 
 /// A place for one database.
 pub(crate) trait Place: Sized {
@@ -61,10 +79,8 @@ impl Place for File {
     type Database = teeline_log::sqlite::Database;
     const KIND: &str = "SQLite";
 
-    /// In memory, where there is such a place: these tests kill processes, not machines.
     fn new() -> Option<Self> {
-        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
-        Some(Self(dir.unwrap()))
+        Some(Self(dir()))
     }
 
     fn address(&self) -> String {

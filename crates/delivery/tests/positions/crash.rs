@@ -15,7 +15,8 @@ use teeline_delivery::{hook::CrashPoint, positions::Positions};
 use teeline_log::{Access, Log, LogOptions};
 
 use super::{
-    day::{Day, name, options},
+    day::Day,
+    places::{name, options},
     run_to_end,
 };
 

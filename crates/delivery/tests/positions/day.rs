@@ -7,12 +7,14 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use fastrand::Rng;
 use rust_decimal::Decimal;
-use teeline_core::{Epoch, Name, Offset, Partition, Sequence, SourceName};
+use teeline_core::{Epoch, Offset, Partition, Sequence, SourceName};
 use teeline_delivery::positions::{
     AccountPosition, FILL, Fill, Hole, Missing, Positions, PositionsError, Side, Snapshot,
 };
-use teeline_log::{Log, LogOptions, NewRecord, Succession, Topic, TopicConfig, Writer};
+use teeline_log::{Log, NewRecord, Succession, Topic, TopicConfig, Writer};
 use tempfile::TempDir;
+
+use super::places::{name, options};
 
 pub(crate) struct Day {
     pub(crate) dir: TempDir,
@@ -40,17 +42,6 @@ enum Entry {
 
 const EPOCH: Epoch = Epoch(1_764_000_000_000_000);
 const SEGMENT_BYTES: u32 = 1 << 20;
-
-pub(crate) fn name(text: &str) -> Name {
-    text.parse().unwrap()
-}
-
-pub(crate) fn options() -> LogOptions {
-    LogOptions {
-        any_filesystem: true, // wherever tests put their files
-        ..LogOptions::default()
-    }
-}
 
 fn source() -> SourceName {
     "gw1.fills".parse().unwrap()

@@ -3,6 +3,8 @@
 
 mod crash;
 mod day;
+#[path = "../places/mod.rs"]
+mod places;
 mod refusals;
 
 use rusqlite::Connection;

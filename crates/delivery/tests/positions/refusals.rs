@@ -12,7 +12,8 @@ use teeline_delivery::{
 use teeline_log::Log;
 
 use super::{
-    day::{Day, name, options},
+    day::Day,
+    places::{name, options},
     run_to_end,
 };
 

@@ -1,6 +1,8 @@
 //! Consumers that share a group, and what becomes of messages in each view: the table in `docs/delivery.md`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "../numbers/mod.rs"]
+mod numbers;
 #[path = "../places/mod.rs"]
 mod places;
 

@@ -14,8 +14,9 @@ use teeline_delivery::{
 };
 
 use super::{
-    places::{Place, on_each_database},
-    world::{BACKOFF, FROZEN_AFTER, HEARTBEAT, LIMIT, Note, Opened, World, beat, name},
+    numbers::{LIMIT, Note},
+    places::{Place, name, on_each_database},
+    world::{BACKOFF, FROZEN_AFTER, HEARTBEAT, Opened, World, beat},
 };
 
 on_each_database! {

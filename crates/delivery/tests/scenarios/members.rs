@@ -12,11 +12,10 @@ use teeline_delivery::{
 use teeline_os::SystemClock;
 
 use super::{
-    places::{Place, on_each_database},
-    world::{BACKOFF, FROZEN_AFTER, HEARTBEAT, LIMIT, Note, Told, World, beat, name},
+    numbers::{LIMIT, Note, P0},
+    places::{Place, name, on_each_database},
+    world::{BACKOFF, FROZEN_AFTER, HEARTBEAT, Told, World, beat},
 };
-
-const P0: Partition = Partition(0);
 
 on_each_database! {
     each_number_reaches_the_state_once_while_members_come_and_go

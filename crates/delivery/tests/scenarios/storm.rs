@@ -17,8 +17,9 @@ use teeline_os::{
 };
 
 use super::{
-    places::{File, Place, seed},
-    world::{LIMIT, Note, SCHEMA, World, name, open_log},
+    numbers::{LIMIT, Note, SCHEMA},
+    places::{File, Place, name, seed},
+    world::{World, open_log},
 };
 
 const ROOT: &str = "TEELINE_TEST_ROOT";

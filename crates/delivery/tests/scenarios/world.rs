@@ -1,93 +1,35 @@
 //! A log with numbers in it, 100 p, 100 p + 1, … in partition p of each topic, and consumers that count how often each number
 //! reaches their state.
 
-use std::{cell::RefCell, collections::BTreeMap, path::Path, rc::Rc, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use teeline_core::{Epoch, Name, Offset, Partition, Sequence};
+use teeline_core::{Name, Offset, Partition, Sequence};
 use teeline_delivery::{
-    consumer::Place as At,
-    dead_letter::{self, Backoff, Order, Retry, RetryPolicy},
-    mode::{
-        Delivery, DeliveryError, GroupDelivery, GroupOptions, Handler, Mode, OnRebalance, Options,
-    },
-    store::{Abort, AtomicStore, Database, Schema, identities, sql::Sql},
+    dead_letter::{Backoff, Order, Retry, RetryPolicy},
+    mode::{Delivery, DeliveryError, GroupDelivery, GroupOptions, Mode, OnRebalance, Options},
+    store::{AtomicStore, Database},
 };
 use teeline_log::{
-    Log, LogOptions, NewRecord, Record, Succession, TopicConfig, Writer,
+    Log, NewRecord, Writer,
     groups::{Held, MemberOptions},
 };
 
-use super::places::{Hand, Place};
-
-pub(crate) const SCHEMA: Schema<'_> = Schema {
-    name: "test database",
-    application_id: 0x746C_7474,
-    version: 1,
-    tables: &[
-        "CREATE TABLE reached (place INTEGER NOT NULL PRIMARY KEY, topic TEXT NOT NULL, number INTEGER NOT NULL) STRICT",
-        identities::TABLES[0],
-        identities::TABLES[1],
-        dead_letter::TABLES[0],
-        dead_letter::TABLES[1],
-    ],
+use super::{
+    numbers::{self, BEGINNING_NS, Note, NoteError, SCHEMA},
+    places::{Hand, Place, name, options},
 };
 
-pub(crate) const LIMIT: usize = 4;
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(100);
 pub(crate) const FROZEN_AFTER: Duration = Duration::from_secs(1);
 pub(crate) const BACKOFF: Duration = Duration::from_secs(5);
 
-pub(crate) fn name(text: &str) -> Name {
-    text.parse().unwrap()
-}
-
-/// Notes each number in the order in which it is applied. Some are refused, so many times.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct Note {
-    refusals: Rc<RefCell<BTreeMap<u64, u32>>>,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NoteError {
-    #[error("{0} is refused")]
-    Refused(u64),
-    #[error("{0} holds no number")]
-    NoNumber(At),
-}
-
-impl<D: Database> Handler<D> for Note {
-    type Message = u64;
-    type Error = NoteError;
-
-    fn read(&self, record: &Record<'_>, place: &At) -> Result<u64, NoteError> {
-        let number = record.value.try_into().map(u64::from_le_bytes);
-        number.map_err(|_| NoteError::NoNumber(place.clone()))
-    }
-
-    fn apply(
-        &mut self,
-        tx: &mut D::Tx<'_>,
-        place: &At,
-        number: &u64,
-    ) -> Result<(), Abort<NoteError, D::Failure>> {
-        // What was redriven counts as of its topic.
-        let topic = place.topic.as_str().split('.').next().unwrap_or_default();
-        tx.run(
-            "INSERT INTO reached SELECT coalesce(max(place), 0) + 1, ?1, ?2 FROM reached",
-            &[topic.into(), (*number).into()],
-        )?;
-        match self.refusals.borrow_mut().get_mut(number) {
-            Some(left @ 1..) => {
-                *left -= 1;
-                Err(Abort::Refused(NoteError::Refused(*number)))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 /// What a consumer was told of its partitions, in order.
-pub(crate) type Told = Arc<std::sync::Mutex<Vec<String>>>;
+pub(crate) type Told = Arc<Mutex<Vec<String>>>;
 
 struct Listener(Told);
 
@@ -133,28 +75,18 @@ impl<P: Place> World<P> {
     /// A log with topics of so many partitions; `None` where the database cannot be had.
     pub(crate) fn new(topics: &[(&str, u32)]) -> Option<Self> {
         let place = P::new()?;
-        // In memory, where there is such a place: many small logs are made, and none outlives its test.
-        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
-        let dir = dir.unwrap();
-        let log = open_log(&dir.path().join("log"));
+        let (dir, log) = numbers::empty_log();
         for (topic, partitions) in topics {
-            let config = TopicConfig {
-                partitions: *partitions,
-                segment_bytes: 64 << 10,
-                ..TopicConfig::default()
-            };
-            log.create_topic(&name(topic), &config).unwrap();
+            numbers::topic(&log, topic, *partitions, 64 << 10);
         }
-        let source = "gw1.fills".parse().unwrap();
-        let writer = log.writer(&source, Epoch(7), Succession::AfterDrain);
         Some(Self {
             place,
             _dir: dir,
-            writer: writer.unwrap(),
+            writer: numbers::writer(&log),
             log,
             sequence: Sequence::NONE,
             sizes: BTreeMap::new(),
-            clock: Arc::new(Hand::at(1_764_000_000_000_000_000)),
+            clock: Arc::new(Hand::at(BEGINNING_NS)),
             note: Note::default(),
         })
     }
@@ -169,17 +101,13 @@ impl<P: Place> World<P> {
             *size += 1;
             self.sequence = self.sequence.next();
             let record = NewRecord::data(self.sequence, 9, Some(&number), &number);
-            let answer = self
-                .writer
-                .append(&topic, Partition(partition), &[record])
-                .unwrap();
-            assert!(answer.is_settled(), "{answer:?}");
+            numbers::append(&mut self.writer, &topic, Partition(partition), record);
         }
     }
 
     /// Has a number refused so many times.
     pub(crate) fn refuse(&self, number: u64, times: u32) {
-        self.note.refusals.borrow_mut().insert(number, times);
+        self.note.refuse(number, times);
     }
 
     fn options(&self, with_policy: bool) -> Options {
@@ -266,10 +194,7 @@ impl<P: Place> World<P> {
 
     /// What has been applied of a topic, in order.
     pub(crate) fn reached(&self, topic: &str) -> Vec<u64> {
-        let sql = "SELECT number FROM reached WHERE topic = ?1 ORDER BY place";
-        self.store()
-            .read(|tx| tx.rows(sql, &[topic.into()], |row| row.int(0)))
-            .unwrap()
+        numbers::reached(&mut self.store(), topic)
     }
 
     /// How often each number of a topic has been applied.
@@ -288,20 +213,12 @@ impl<P: Place> World<P> {
     }
 
     pub(crate) fn committed(&self, group: &str, topic: &str, partition: u32) -> Offset {
-        let groups = self.log.groups().unwrap();
-        let committed = groups.committed(&name(group), &name(topic), Partition(partition));
-        committed
-            .unwrap()
-            .map_or(Offset(0), |committed| committed.next)
+        numbers::committed(&self.log, group, topic, Partition(partition))
     }
 }
 
 pub(crate) fn open_log(root: &Path) -> Log {
-    let options = LogOptions {
-        any_filesystem: true, // wherever tests put their files
-        ..LogOptions::default()
-    };
-    Log::open_or_create(root, &options).unwrap()
+    Log::open_or_create(root, &options()).unwrap()
 }
 
 /// One heartbeat of the members of a group.
