@@ -1,7 +1,7 @@
 //! Reading the records of one key, wherever the topic had them: by the indexes of sealed segments, and by scanning what
 //! has none.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use teeline_core::{Offset, Partition as Number};
 
@@ -13,30 +13,36 @@ use crate::{
     segment::{self, SegmentReader},
 };
 
-/// Reads the records of one key: of each partition that the key was routed to, oldest first, in the order of offsets.
+/// Reads the records of one key: of each partition that the key was routed to, in the order of the times at which it was,
+/// and of each in the order of offsets. So the records that a source published under the key come in the order in which it
+/// stored them, also where partitions were added between two of them.
 ///
 /// Where the topic keeps an [index by key](crate::TopicConfig::index_by_key), of a sealed segment little more is read than
 /// the batches that hold the key's records. A segment without a usable index is scanned, and so is what is not sealed yet.
-/// It follows the growths that its [`Topic`] had heard of: where partitions were added since, take a fresh one.
+/// Partitions that are added while it reads are taken in.
 #[derive(Debug)]
 pub struct KeyReader {
     topic: Topic,
     key: Vec<u8>,
-    hash: u64,
-    /// The part that is read, and those after it.
-    parts: VecDeque<Part>,
-    reader: Reader,
-    stretch: Option<Stretch>,
+    hash: Hash,
+    /// In the order in which they are read.
+    parts: Vec<Part>,
+    /// The part that is read; behind the last at the end of a round.
+    at: usize,
     overtaken: Overtaken,
 }
 
-/// Offsets of a partition that the key was routed to at one time.
+/// Offsets of a partition that the key was routed to.
 #[derive(Debug)]
 struct Part {
     partition: Arc<Partition>,
-    from: Offset,
-    /// Where the next time began; `None` of the last.
+    reader: Reader,
+    stretch: Option<Stretch>,
+    /// Where another part of the same partition begins. Of its last one `None`, whatever became of the key since: what a
+    /// source had published before partitions were added, and had not stored, is stored where it belonged then.
     upto: Option<Offset>,
+    /// How far it is read before all are looked at anew.
+    end: Offset,
 }
 
 /// The segment that is read.
@@ -54,11 +60,15 @@ struct Stretch {
 enum Step {
     /// So many records were handed out, and there may be more.
     On(usize),
-    /// There is nothing more to read in this part.
+    /// The part is read as far as it is to be.
     End,
+    /// What should be readable is not just now: somebody recovers.
+    NotYet,
 }
 
-/// Where a key was routed to, by the history of the topic: partition, from, up to.
+/// Where a key was routed to, by the history of the topic: partition, from, up to. What is up to nowhere stays open.
+///
+/// A partition that the key left and came back to is read in two goes, of which the first ends where the key came back.
 fn history(
     key: &[u8],
     growths: &[Growth],
@@ -68,16 +78,18 @@ fn history(
     let mut before: Option<&Growth> = None;
     let counts = growths.iter().map(|growth| growth.before);
     for (number, count) in counts.chain([partitions]).enumerate() {
-        let growth = growths.get(number);
         let partition = partition_for_key(key, count);
-        let place = usize::try_from(partition.0).unwrap_or(usize::MAX);
-        let end = |growth: &Growth| growth.ends.get(place).copied();
-        let (from, upto) = (before.and_then(end), growth.and_then(end));
-        match parts.last_mut() {
-            Some((last, _, last_upto)) if *last == partition => *last_upto = upto,
-            _ => parts.push((partition, from.unwrap_or(Offset(0)), upto)),
+        if parts.last().is_none_or(|(last, ..)| *last != partition) {
+            let place = usize::try_from(partition.0).unwrap_or(usize::MAX);
+            let from = before.and_then(|growth| growth.ends.get(place).copied());
+            let from = from.unwrap_or(Offset(0));
+            let left = parts.iter_mut().rfind(|(left, ..)| *left == partition);
+            if let Some((.., upto)) = left {
+                *upto = Some(from);
+            }
+            parts.push((partition, from, None));
         }
-        before = growth;
+        before = growths.get(number);
     }
     parts
 }
@@ -88,41 +100,43 @@ impl KeyReader {
     }
 
     pub(crate) fn open_by(topic: &Topic, key: &[u8], hash: Hash) -> Result<Self, ReadError> {
-        let parts = Self::parts(topic, key)?;
-        Ok(Self {
-            reader: Self::reader(topic, &parts, Overtaken::default())?,
+        let mut reader = Self {
             topic: topic.clone(),
             key: key.to_owned(),
-            hash: hash(key),
-            parts,
-            stretch: None,
+            hash,
+            parts: Vec::new(),
+            at: 0,
             overtaken: Overtaken::default(),
-        })
-    }
-
-    fn parts(topic: &Topic, key: &[u8]) -> Result<VecDeque<Part>, ReadError> {
-        let history = history(key, &topic.growths(), topic.config().partitions);
-        let parts = history.into_iter().map(|(partition, from, upto)| {
-            Ok(Part {
-                partition: topic.to_read(partition)?,
-                from,
-                upto,
-            })
-        });
-        parts.collect()
-    }
-
-    /// A reader of the first of `parts`, from the oldest record on.
-    fn reader(
-        topic: &Topic,
-        parts: &VecDeque<Part>,
-        overtaken: Overtaken,
-    ) -> Result<Reader, ReadError> {
-        let part = parts.front().expect("a key is routed to some partition");
-        let from = part.from.max(part.partition.start()?);
-        let mut reader = Reader::open(topic, Arc::clone(&part.partition), from);
-        reader.when_overtaken(overtaken);
+        };
+        reader.go_on_at(&BTreeMap::new())?;
         Ok(reader)
+    }
+
+    /// Takes the history of the topic as it is known, and goes on at `positions`; in other partitions at their start.
+    fn go_on_at(&mut self, positions: &BTreeMap<Number, Offset>) -> Result<(), ReadError> {
+        let topic = &self.topic;
+        let history = history(&self.key, &topic.growths(), topic.config().partitions);
+        let mut parts = Vec::with_capacity(history.len());
+        for (number, from, upto) in history {
+            let partition = topic.to_read(number)?;
+            let position = match positions.get(&number) {
+                Some(position) if upto.is_some_and(|upto| upto <= *position) => continue,
+                Some(position) if from <= *position => *position,
+                _ => from.max(partition.start()?),
+            };
+            let mut reader = Reader::open(topic, Arc::clone(&partition), position);
+            reader.when_overtaken(self.overtaken);
+            parts.push(Part {
+                partition,
+                reader,
+                stretch: None,
+                upto,
+                end: Offset(0),
+            });
+        }
+        self.parts = parts;
+        self.at = self.parts.len();
+        Ok(())
     }
 
     /// Hands up to `limit` records to `f`, with their partitions, in order, and returns how many; 0 at the end of what
@@ -135,42 +149,164 @@ impl KeyReader {
         limit: usize,
         mut f: impl FnMut(Number, &Record<'_>),
     ) -> Result<usize, ReadError> {
-        let mut count = 0;
+        let (mut count, mut is_new_round) = (0, false);
         while count < limit {
-            match self.step(limit - count, &mut f)? {
-                Step::On(found) => count += found,
-                Step::End if self.parts.len() > 1 => {
-                    self.parts.pop_front();
-                    self.stretch = None;
-                    self.reader = Self::reader(&self.topic, &self.parts, self.overtaken)?;
+            let Some(part) = self.parts.get_mut(self.at) else {
+                if count > 0 || is_new_round {
+                    break;
                 }
-                Step::End => break,
+                self.begin_round()?;
+                is_new_round = true;
+                continue;
+            };
+            match part.step(&self.key, self.hash, limit - count, &mut f)? {
+                Step::On(found) => count += found,
+                Step::End if part.upto.is_some() => drop(self.parts.remove(self.at)),
+                Step::End => self.at += 1,
+                Step::NotYet => {
+                    // Not before what comes first.
+                    self.at = self.parts.len();
+                    break;
+                }
             }
         }
         Ok(count)
     }
 
+    /// Decides how far each part is read before the first is looked at again.
+    ///
+    /// Ends are looked at from the last part to the first: what a source stored before something that is read now is in an
+    /// end that is looked at later. After them, whether the topic has grown: whoever stores by a new number of partitions
+    /// has seen to it that the page says so.
+    fn begin_round(&mut self) -> Result<(), ReadError> {
+        loop {
+            for part in self.parts.iter_mut().rev() {
+                part.end = match part.upto {
+                    Some(upto) => upto,
+                    None => part.partition.ends()?.1,
+                };
+            }
+            let growths = self.topic.times_grown();
+            let mut is_fresh = true;
+            for part in &self.parts {
+                is_fresh &= part.partition.goes_by(growths)?;
+            }
+            if is_fresh || !self.topic.refresh_to_read()? {
+                break;
+            }
+            let positions = self.positions().into_iter().collect();
+            self.go_on_at(&positions)?;
+        }
+        self.at = 0;
+        Ok(())
+    }
+
+    /// Waits until one of the partitions has more, of any key, at most for `timeout`, and says whether it has.
+    ///
+    /// # Errors
+    /// When a partition cannot be read.
+    ///
+    /// # Panics
+    /// Never: a key is routed somewhere, and of its last partition the part stays.
+    pub fn wait(&mut self, timeout: Duration) -> Result<bool, ReadError> {
+        /// How long it sleeps on the partition that the key is routed to now without a look at those that it was routed to.
+        const TURN: Duration = Duration::from_millis(20);
+        let (last, others) = self.parts.split_last_mut().expect("routed somewhere");
+        if others.is_empty() {
+            return last.reader.wait(timeout);
+        }
+        let mut left = timeout;
+        loop {
+            for part in &mut *others {
+                if part.reader.wait(Duration::ZERO)? {
+                    return Ok(true);
+                }
+            }
+            let turn = TURN.min(left);
+            if last.reader.wait(turn)? {
+                return Ok(true);
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+            left -= turn;
+        }
+    }
+
+    /// The partition that is read, and what is read next there: where an error was met.
+    ///
+    /// # Panics
+    /// Never: a key is routed somewhere, and of its last partition the part stays.
+    #[must_use]
+    pub fn position(&self) -> (Number, Offset) {
+        let part = self.parts.get(self.at).or(self.parts.last());
+        let reader = &part.expect("routed somewhere").reader;
+        (reader.partition(), reader.position())
+    }
+
+    /// Where it stands in each partition: what lies before was read. Another one that [seeks](Self::seek) each of them goes
+    /// on there.
+    #[must_use]
+    pub fn positions(&self) -> Vec<(Number, Offset)> {
+        let mut positions = BTreeMap::new();
+        for Part { reader, .. } in &self.parts {
+            // What comes later in the same partition was not begun.
+            positions
+                .entry(reader.partition())
+                .or_insert(reader.position());
+        }
+        positions.into_iter().collect()
+    }
+
+    /// Goes on at another offset of a partition. Does nothing, and says so by `false`, if the key was never routed there.
+    ///
+    /// # Errors
+    /// When a partition cannot be read.
+    pub fn seek(&mut self, partition: Number, offset: Offset) -> Result<bool, ReadError> {
+        let mut positions: BTreeMap<_, _> = self.positions().into_iter().collect();
+        let Some(position) = positions.get_mut(&partition) else {
+            return Ok(false);
+        };
+        *position = offset;
+        self.go_on_at(&positions)?;
+        Ok(true)
+    }
+
+    /// Says what to do when retention passes the reader; [`Overtaken::Stop`] unless told otherwise.
+    pub fn when_overtaken(&mut self, overtaken: Overtaken) {
+        self.overtaken = overtaken;
+        for part in &mut self.parts {
+            part.reader.when_overtaken(overtaken);
+        }
+    }
+}
+
+impl Part {
+    /// Reads on, up to `limit` records.
     fn step(
         &mut self,
+        key: &[u8],
+        hash: Hash,
         limit: usize,
         f: &mut impl FnMut(Number, &Record<'_>),
     ) -> Result<Step, ReadError> {
         /// Records looked at between two looks at where they lie.
         const LOOKED_AT: usize = 256;
-        let position = self.reader.position();
-        let upto = self.parts.front().and_then(|part| part.upto);
-        if upto.is_some_and(|upto| position >= upto) {
+        let (position, end) = (self.reader.position(), self.end);
+        let Some(ahead) = end.0.checked_sub(position.0).filter(|ahead| *ahead > 0) else {
             return Ok(Step::End);
-        }
+        };
         let mut stretch = match self.stretch.take() {
             Some(stretch) if self.is_in(&stretch, position)? => stretch,
-            _ => self.find(position)?,
+            _ => self.find(position, hash(key))?,
         };
         let place = match &mut stretch.lookup {
             Some(lookup) => lookup.look(position)?,
             None => Place::Unknown,
         };
+        let stretch = self.stretch.insert(stretch);
         let most = match place {
+            Place::At { offset, .. } if offset >= end => return Ok(Step::End),
             Place::At { offset, file_pos } => {
                 self.reader.jump(offset, stretch.base, file_pos);
                 1
@@ -181,24 +317,27 @@ impl KeyReader {
             }
             Place::Unknown => {
                 stretch.lookup = None;
-                limit.min(LOOKED_AT)
+                let ahead = usize::try_from(ahead).unwrap_or(usize::MAX);
+                limit.min(LOOKED_AT).min(ahead)
             }
         };
-        self.stretch = Some(stretch);
-        let (partition, key) = (self.reader.partition(), &*self.key);
-        let mut found = 0;
+        let partition = self.reader.partition();
+        let (mut found, mut is_behind) = (0, false);
         let read = self.reader.poll(most, |record| {
-            // Hashes collide, and after the end of this part others may have the key.
-            let is_it = record.key == Some(key) && record.control.is_none();
-            if is_it && upto.is_none_or(|upto| record.offset < upto) {
+            is_behind |= record.offset >= end;
+            // Hashes collide.
+            if record.key == Some(key) && record.control.is_none() && !is_behind {
                 found += 1;
                 f(partition, record);
             }
         })?;
-        Ok(if read == 0 {
-            Step::End
-        } else {
-            Step::On(found)
+        if is_behind {
+            // Where offsets have holes. It is read when its turn comes.
+            self.reader.seek(end);
+        }
+        Ok(match read {
+            0 => Step::NotYet,
+            _ => Step::On(found),
         })
     }
 
@@ -210,9 +349,8 @@ impl KeyReader {
     }
 
     /// The segment at `position`, ready to be looked up in if it has an index.
-    fn find(&mut self, position: Offset) -> Result<Stretch, ReadError> {
-        let partition = &self.parts.front().expect("never empty").partition;
-        let (storage, dir) = (partition.storage(), partition.dir());
+    fn find(&mut self, position: Offset, hash: u64) -> Result<Stretch, ReadError> {
+        let (storage, dir) = (self.partition.storage(), self.partition.dir());
         let term = self.reader.term()?;
         let segments = segment::list(storage, dir)?;
         let behind = segments.partition_point(|base| *base <= position);
@@ -231,54 +369,11 @@ impl KeyReader {
                 Err(error) => return Err(error.into()),
             };
             if let Some(index) = Index::open(storage, dir, &mut segment, end)? {
-                stretch.lookup = Some(Lookup::new(index, self.hash));
+                stretch.lookup = Some(Lookup::new(index, hash));
                 self.reader.enter(segment, term);
             }
         }
         Ok(stretch)
-    }
-
-    /// Waits until the partition has more, of any key, at most for `timeout`, and says whether it has.
-    ///
-    /// # Errors
-    /// When the partition cannot be read.
-    pub fn wait(&mut self, timeout: Duration) -> Result<bool, ReadError> {
-        self.reader.wait(timeout)
-    }
-
-    /// Where it stands: what lies before was read.
-    #[must_use]
-    pub fn position(&self) -> (Number, Offset) {
-        (self.reader.partition(), self.reader.position())
-    }
-
-    /// Goes on where one stood that reads the same key. Does nothing, and says so by `false`, if the key was never routed
-    /// there.
-    ///
-    /// # Errors
-    /// When a partition cannot be read.
-    pub fn seek(&mut self, partition: Number, offset: Offset) -> Result<bool, ReadError> {
-        let mut parts = Self::parts(&self.topic, &self.key)?;
-        let holds = |part: &Part| {
-            let before = part.upto.is_none_or(|upto| offset <= upto);
-            part.partition.number() == partition && before
-        };
-        let Some(at) = parts.iter().position(holds) else {
-            return Ok(false);
-        };
-        parts.drain(..at);
-        let from = parts.front().map_or(offset, |part| part.from.max(offset));
-        self.reader = Self::reader(&self.topic, &parts, self.overtaken)?;
-        self.reader.seek(from);
-        self.parts = parts;
-        self.stretch = None;
-        Ok(true)
-    }
-
-    /// Says what to do when retention passes the reader; [`Overtaken::Stop`] unless told otherwise.
-    pub fn when_overtaken(&mut self, overtaken: Overtaken) {
-        self.overtaken = overtaken;
-        self.reader.when_overtaken(overtaken);
     }
 }
 
@@ -355,24 +450,25 @@ mod tests {
             ends: ends.iter().copied().map(Offset).collect(),
             sources: BTreeMap::new(),
         };
-        let growths = [growth(1, 2, &[10]), growth(2, 4, &[30, 40])];
+        let growths = [growth(1, 2, &[10]), growth(2, 5, &[30, 40])];
         // By the number of partitions at each time.
-        let routed = |key: &[u8]| [1, 2, 4].map(|count| partition_for_key(key, count).0);
+        let routed = |key: &[u8]| [1, 2, 5].map(|count| partition_for_key(key, count).0);
         let key = |to: [u32; 3]| {
             let keys = (0..10_000_u32).map(u32::to_le_bytes);
             keys.into_iter().find(|key| routed(key) == to).unwrap()
         };
         let of = |to| {
-            let parts = history(&key(to), &growths, 4).into_iter();
+            let parts = history(&key(to), &growths, 5).into_iter();
             let parts = parts.map(|(part, from, upto)| (part.0, from.0, upto.map(|upto| upto.0)));
             parts.collect::<Vec<_>>()
         };
         assert_eq!(of([0, 0, 0]), [(0, 0, None)]);
-        assert_eq!(of([0, 0, 2]), [(0, 0, Some(30)), (2, 0, None)]);
-        assert_eq!(of([0, 1, 1]), [(0, 0, Some(10)), (1, 0, None)]);
+        assert_eq!(of([0, 0, 2]), [(0, 0, None), (2, 0, None)]);
+        assert_eq!(of([0, 1, 1]), [(0, 0, None), (1, 0, None)]);
+        assert_eq!(of([0, 1, 3]), [(0, 0, None), (1, 0, None), (3, 0, None)]);
         assert_eq!(
-            of([0, 1, 3]),
-            [(0, 0, Some(10)), (1, 0, Some(40)), (3, 0, None)]
+            of([0, 1, 0]),
+            [(0, 0, Some(30)), (1, 0, None), (0, 30, None)]
         );
     }
 }

@@ -231,6 +231,17 @@ impl Topic {
         Ok(changed)
     }
 
+    /// As [`Topic::refresh`], for those who read.
+    pub(crate) fn refresh_to_read(&mut self) -> Result<bool, ReadError> {
+        self.refresh().map_err(|error| match error {
+            TopicError::Storage(error) => error.into(),
+            error => ReadError::Unreadable {
+                path: self.shared.dir.join(CONFIG_FILE),
+                what: error.to_string(),
+            },
+        })
+    }
+
     /// What the topic's file says now.
     fn read_newest(&self) -> Result<Arc<Current>, TopicError> {
         let Shared { env, name, dir, .. } = &*self.shared;
@@ -294,6 +305,11 @@ impl Topic {
     #[must_use]
     pub fn growths(&self) -> Vec<Growth> {
         self.current.description.growths.clone()
+    }
+
+    /// How often it has.
+    pub(crate) fn times_grown(&self) -> u64 {
+        self.current.growths()
     }
 
     /// All partitions, in order.

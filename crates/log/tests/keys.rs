@@ -11,8 +11,8 @@ use std::{
 
 use teeline_core::{Identity, Offset, Partition, Sequence};
 use teeline_log::{
-    Compaction, KeyReader, Log, NewRecord, Passed, Retention, Succession, Topic, TopicConfig,
-    Writer, fake::FakeDisk,
+    Answer, Compaction, KeyReader, Log, NewRecord, Passed, Retention, Succession, Topic,
+    TopicConfig, Writer, fake::FakeDisk, partition_for_key,
 };
 use world::{Crash, EPOCH, ROOT, Seed, options, seeds, source, topic_name};
 
@@ -73,18 +73,27 @@ impl Place {
 
     fn append(&mut self, number: Option<u64>, bytes: usize) {
         let key = number.map(key);
+        self.store(self.next, key.as_deref(), &vec![7; bytes]);
+        self.next += 1;
+    }
+
+    /// Stores a message where it belongs.
+    fn send(&mut self, number: u64, key: &[u8]) -> Partition {
+        self.store(number, Some(key), b"value")
+    }
+
+    fn store(&mut self, number: u64, key: Option<&[u8]>, value: &[u8]) -> Partition {
         let identity = Identity {
             source: self.writer.source().id(),
             epoch: EPOCH,
-            sequence: Sequence(self.next),
+            sequence: Sequence(number),
         };
-        let value = vec![7; bytes];
-        let record = NewRecord::data(identity.sequence, 1, key.as_deref(), &value);
-        let partition = self.topic.route(&identity, key.as_deref());
-        self.writer
-            .append(&self.topic, partition, &[record])
-            .unwrap();
-        self.next += 1;
+        let record = NewRecord::data(identity.sequence, 1, key, value);
+        let partition = self.topic.route(&identity, key);
+        let appended = self.writer.append(&self.topic, partition, &[record]);
+        let answers = appended.unwrap().answers;
+        assert!(matches!(*answers, [Answer::Stored { .. }]), "{answers:?}");
+        partition
     }
 
     /// The numbers of each key's records, by reading everything.
@@ -190,7 +199,7 @@ fn reading_by_key_finds_what_a_scan_finds() {
         };
         let mut place = Place::new(seed, &config);
         let keeps_all = seed % 3 == 0;
-        let mut followers: Vec<_> = (0..KEYS).map(|_| (None, Vec::new())).collect();
+        let mut followers: Vec<_> = (0..KEYS).map(|_| (Vec::new(), Vec::new())).collect();
         for step in 0..60 {
             match random.u32(0..100) {
                 0..70 => {
@@ -235,13 +244,13 @@ fn reading_by_key_finds_what_a_scan_finds() {
             }
             let number = random.usize(0..followers.len());
             if keeps_all {
-                let (position, found) = &mut followers[number];
+                let (positions, found) = &mut followers[number];
                 let mut reader = place.topic.key_reader(&key(number as u64)).unwrap();
-                if let Some((partition, offset)) = *position {
-                    assert!(reader.seek(partition, offset).unwrap());
+                for (partition, offset) in &*positions {
+                    assert!(reader.seek(*partition, *offset).unwrap());
                 }
                 found.extend(read(&mut reader, random.usize(1..40)));
-                *position = Some(reader.position());
+                *positions = reader.positions();
                 let scanned = place.scanned();
                 let expected = scanned.get(&key(number as u64)).cloned();
                 assert_eq!(*found, expected.unwrap_or_default(), "key {number}");
@@ -277,6 +286,165 @@ fn a_reader_that_stays_open_finds_what_comes() {
         !reader.seek(Partition(1), Offset(0)).unwrap(),
         "never there"
     );
+}
+
+/// Which partition a key belongs to, by each number of partitions.
+fn routed(key: &[u8], counts: &[u32]) -> Vec<u32> {
+    let to = |count: &u32| partition_for_key(key, *count).0;
+    counts.iter().map(to).collect()
+}
+
+/// A key that goes to these partitions, one after the other.
+fn key_routed(counts: &[u32], to: &[u32]) -> Vec<u8> {
+    let mut keys = (0..100_000).map(key);
+    keys.find(|key| routed(key, counts) == to).unwrap()
+}
+
+/// Between the appends of one batch to its partitions, others are added: what is stored by the old number of partitions
+/// lies behind where its partition ended then, and is found all the same, also by those who were there before.
+#[test]
+fn what_a_growth_finds_half_stored_is_found_by_its_key() {
+    let mut place = Place::new(
+        1,
+        &TopicConfig {
+            partitions: 2,
+            segment_bytes: 4096,
+            index_by_key: true,
+            ..TopicConfig::default()
+        },
+    );
+    let other = key_routed(&[2], &[1]);
+    let moving = key_routed(&[2, 3], &[0, 2]);
+    let mut follower = place.topic.key_reader(&moving).unwrap();
+    place.send(1, &moving);
+    place.send(3, &other);
+    let growth = place.topic.grow(3, false).unwrap();
+    assert_eq!(growth.sources[&source(0).id()].1, Sequence(3));
+    assert_eq!(read(&mut follower, 5), [1]);
+    place.send(4, &moving);
+    assert_eq!(read(&mut follower, 5), [4]);
+    assert!(!follower.wait(std::time::Duration::ZERO).unwrap());
+    assert_eq!(place.send(2, &moving), Partition(0), "by the old number");
+    assert!(follower.wait(std::time::Duration::MAX).unwrap());
+    assert_eq!(read(&mut follower, 5), [2]);
+    let numbers = [1, 2, 4];
+    for limit in 1..5 {
+        let mut reader = place.topic.key_reader(&moving).unwrap();
+        assert_eq!(read(&mut reader, limit), numbers);
+        assert_eq!(reader.positions(), follower.positions());
+    }
+    // Sealed, it is looked up.
+    for number in 0..200 {
+        place.send(
+            5 + number,
+            &key_routed(&[3], &[u32::try_from(number % 3).unwrap()]),
+        );
+    }
+    assert_eq!(
+        read(&mut place.topic.key_reader(&moving).unwrap(), 1),
+        numbers
+    );
+    assert_eq!(read(&mut follower, 1), Vec::<u64>::new());
+}
+
+/// While it reads in the partition that the key moved to, a record comes where the key was, and then one where it is: they
+/// are read in that order.
+#[test]
+fn what_is_stored_while_it_reads_comes_in_the_order_in_which_it_was_stored() {
+    let mut place = Place::new(
+        1,
+        &TopicConfig {
+            partitions: 2,
+            ..TopicConfig::default()
+        },
+    );
+    let moving = key_routed(&[2, 3], &[0, 2]);
+    place.send(3, &key_routed(&[2], &[1]));
+    place.topic.grow(3, false).unwrap();
+    place.send(4, &moving);
+    let mut reader = place.topic.key_reader(&moving).unwrap();
+    let mut found = Vec::new();
+    loop {
+        let read = reader.poll(1, |_, record| {
+            found.push(record.identity.unwrap().sequence.0);
+            if found == [4] {
+                assert_eq!(place.send(1, &moving), Partition(0));
+                assert_eq!(place.send(5, &moving), Partition(2));
+            }
+        });
+        if read.unwrap() == 0 {
+            break;
+        }
+    }
+    assert_eq!(found, [4, 1, 5]);
+}
+
+/// A key that comes back to a partition: of each time what came then, once; and whoever reads on finds what came since.
+#[test]
+fn a_key_that_comes_back_is_read_in_the_order_of_its_times() {
+    let (counts, seeds) = ([1, 2, 3, 4, 5], 20);
+    for seed in 0..seeds {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut place = Place::new(
+            seed,
+            &TopicConfig {
+                segment_bytes: 4096,
+                index_by_key: seed % 2 == 0,
+                ..TopicConfig::default()
+            },
+        );
+        let back = key_routed(&counts, &[0, 1, 0, 1, 0]);
+        let (mut sent, mut expected) = (0, Vec::new());
+        let (mut follower, mut followed) = (place.topic.key_reader(&back).unwrap(), Vec::new());
+        let mut resumed = (follower.positions(), Vec::new());
+        for count in counts {
+            if count > 1 {
+                place.topic.grow(count, false).unwrap();
+            }
+            for _ in 0..random.u64(1..60) {
+                sent += 1;
+                let mine = random.bool();
+                let key = if mine {
+                    back.clone()
+                } else {
+                    key(100_000 + random.u64(0..KEYS))
+                };
+                place.send(sent, &key);
+                if mine {
+                    expected.push(sent);
+                }
+                if random.u32(0..10) == 0 {
+                    let limit = random.usize(1..20);
+                    let read = follower.poll(limit, |_, record| {
+                        followed.push(record.identity.unwrap().sequence.0);
+                    });
+                    assert!(read.unwrap() <= limit, "seed {seed}");
+                    let mut reader = place.topic.key_reader(&back).unwrap();
+                    for (partition, offset) in &resumed.0 {
+                        assert!(reader.seek(*partition, *offset).unwrap());
+                    }
+                    let read = reader.poll(limit, |_, record| {
+                        resumed.1.push(record.identity.unwrap().sequence.0);
+                    });
+                    assert!(read.unwrap() <= limit, "seed {seed}");
+                    resumed.0 = reader.positions();
+                }
+            }
+        }
+        let mut fresh = place.topic.key_reader(&back).unwrap();
+        assert_eq!(
+            read(&mut fresh, random.usize(1..20)),
+            expected,
+            "seed {seed}"
+        );
+        followed.extend(read(&mut follower, 3));
+        assert_eq!(followed, expected, "seed {seed}");
+        for (partition, offset) in resumed.0 {
+            assert!(fresh.seek(partition, offset).unwrap());
+        }
+        resumed.1.extend(read(&mut fresh, 3));
+        assert_eq!(resumed.1, expected, "seed {seed}");
+    }
 }
 
 /// Each way in which an index can be of no use: the segment is scanned, and upkeep makes the index anew.
@@ -335,7 +503,7 @@ fn a_key_of_few_records_costs_few_bytes() {
         if let Some(number) = number {
             let mut reader = place.topic.key_reader(&key(number)).unwrap();
             found = read(&mut reader, 100).len();
-            assert_eq!(reader.position().1, end);
+            assert_eq!(reader.positions(), [(P0, end)]);
         } else {
             let mut reader = place.topic.reader(P0, Offset(0)).unwrap();
             while reader

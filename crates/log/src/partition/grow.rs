@@ -11,6 +11,7 @@ use super::{Partition, appender::Appender};
 use crate::{
     AppendError,
     format::{snapshot::Last, watermark::Word},
+    storage::StorageError,
 };
 
 /// A partition that nobody else appends to as long as this lives.
@@ -63,6 +64,13 @@ impl Appender {
 }
 
 impl Partition {
+    /// Whether those who append here go by so many growths, for those who read. Where nobody has appended since the system
+    /// started, nobody has added partitions either.
+    pub(crate) fn goes_by(&self, growths: u64) -> Result<bool, StorageError> {
+        let page = self.page()?;
+        Ok(page.is_none_or(|page| page.load(Word::Growths) == growths + 1))
+    }
+
     /// Keeps everybody else from appending.
     pub(crate) fn hold(&self) -> Result<Held<'_>, AppendError> {
         let mut slot = self.appender();

@@ -99,7 +99,8 @@ pub struct Growth {
     pub before: u32,
     /// Partitions from then on.
     pub after: u32,
-    /// Log end of each old partition: what lies below was routed by the old number.
+    /// Log end of each old partition: what lies below was routed by the old number. So may be what lies behind, of messages
+    /// that their sources had published before and had not stored.
     pub ends: Vec<Offset>,
     /// The last number of each source that is routed by the old number, also when it comes again.
     pub sources: BTreeMap<SourceId, (Epoch, Sequence)>,
