@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Most entries kept.
-const SEEN_MAX: usize = 256;
+const SEEN_MAX: usize = 512;
 
 /// What the two clocks may differ by between two looks and still count as one clock that is being steered: a second,
 /// and as much as the kernel steers at most, 1 in 2,000.
@@ -42,8 +42,13 @@ pub(crate) fn read(storage: &dyn Storage, dir: &Path) -> Result<Ages> {
 }
 
 impl Ages {
-    /// Takes in where the log ends now, and says whether the wall clock has jumped since the last look.
-    pub(crate) fn look(&mut self, storage: &dyn Storage, end: Offset) -> Option<ClockJump> {
+    /// Takes in where the log begins and ends now, and says whether the wall clock has jumped since the last look.
+    pub(crate) fn look(
+        &mut self,
+        storage: &dyn Storage,
+        start: Offset,
+        end: Offset,
+    ) -> Option<ClockJump> {
         let (boot, now, wall) = (storage.boot(), storage.monotonic_ns(), storage.wall_ns());
         let passed = (self.boot == boot).then(|| now.checked_sub(self.monotonic_ns));
         let mut jump = None;
@@ -58,20 +63,35 @@ impl Ages {
             }
         }
         (self.boot, self.monotonic_ns, self.wall_ns) = (boot, now, wall);
+        // Of what is gone nobody asks how old it is.
+        let gone = self.seen.partition_point(|seen| seen.end <= start);
+        self.seen.drain(..gone);
         // Ends do not go back; after a loss, what is appended anew ends beyond.
-        if self.seen.last().is_none_or(|last| last.end < end) {
+        let known = self.seen.last().map_or(start, |last| last.end);
+        if known < end {
             let lived_ns = self.lived_ns;
             self.seen.push(Seen { lived_ns, end });
         }
         if self.seen.len() > SEEN_MAX {
-            let mut number = 0;
-            let last = self.seen.len() - 1;
-            self.seen.retain(|_| {
-                number += 1;
-                number % 2 == 0 || number > last
-            });
+            self.forget_one();
         }
         jump
+    }
+
+    /// Leaves out the entry that is missed least: the one whose neighbours are closest to each other, measured by how long
+    /// ago that was. What it told of is told by the next, as younger. With 512 entries an age is known to a fiftieth, however
+    /// often somebody looks; with every other one left out, the oldest would soon be too young for any age that is asked for.
+    fn forget_one(&mut self) {
+        let gap = |around: &[Seen]| {
+            let gap_ns = around[2].lived_ns - around[0].lived_ns;
+            let ago_ns = self.lived_ns - around[0].lived_ns;
+            // In millionths of the age, which is how fine it has to be.
+            u128::from(gap_ns) * 1_000_000 / u128::from(ago_ns.max(1))
+        };
+        let around = self.seen.windows(3).enumerate();
+        if let Some((before, _)) = around.min_by_key(|(_, around)| gap(around)) {
+            self.seen.remove(before + 1);
+        }
     }
 
     /// Every record below this offset was appended at least `age` ago.
@@ -82,5 +102,45 @@ impl Ages {
         };
         let known = self.seen.iter().rfind(|seen| seen.lived_ns <= latest_ns);
         known.map_or(Offset(0), |seen| seen.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use teeline_core::Offset;
+
+    use super::SEEN_MAX;
+    use crate::{fake::FakeDisk, format::ages::Ages};
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// HAZARDS LG-07: a log that is looked at far more often than there are entries still knows how old its records are.
+    #[test]
+    fn however_often_somebody_looks_an_age_is_known_to_a_fiftieth() {
+        const DAY: u64 = 24 * 60;
+        let disk = FakeDisk::new(1);
+        let storage = disk.process();
+        for kept in [9 * DAY, DAY] {
+            let mut ages = Ages::default();
+            // Each minute brings one record, and a look.
+            for now in 0..9 * DAY {
+                let start = Offset(now.saturating_sub(kept));
+                assert_eq!(ages.look(&*storage, start, Offset(now)), None);
+                assert!(ages.seen.len() <= SEEN_MAX);
+                for age in [1, 60, DAY, 7 * DAY] {
+                    let Some(due) = now.checked_sub(age).filter(|due| *due > start.0) else {
+                        continue;
+                    };
+                    let minutes = u32::try_from(age).unwrap();
+                    let Offset(known) = ages.older_than(MINUTE * minutes);
+                    assert!(known <= due, "{now}: {known} is not {age} minutes old");
+                    let late = due - known;
+                    assert!(late <= age / 50, "{now}: {late} minutes late at {age}");
+                }
+                disk.advance(MINUTE);
+            }
+        }
     }
 }

@@ -116,6 +116,24 @@ fn lg_07_a_jumping_clock_deletes_nothing_early_and_pins_nothing() {
     assert_eq!(names.len(), 1, "{names:?}");
 }
 
+/// HAZARDS LG-07: nor does it stay because somebody looks every minute, or because segments are filled every few minutes.
+#[test]
+fn lg_07_a_log_that_is_looked_after_often_is_not_kept_for_ever() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let mut world = World::new(1, config(by_age(DAY)), 1);
+    world.open().unwrap();
+    for minute in 0..2_500_u64 {
+        append(&mut world, 1);
+        let start = retain(&world.topic(), &by_age(DAY)).start.0;
+        // Appended so many minutes ago.
+        let oldest = minute - start.min(minute);
+        assert!(start <= minute.saturating_sub(DAY.as_secs() / 60 - 1));
+        let most = DAY.as_secs() / 60 * 51 / 50 + 20; // and a segment
+        assert!(oldest <= most, "minute {minute}: kept for {oldest}");
+        world.disk.advance(MINUTE);
+    }
+}
+
 /// HAZARDS LG-07, over reboots: the time in between is known to the wall clock alone, and does not count.
 #[test]
 fn lg_07_time_off_does_not_age_a_record() {

@@ -73,7 +73,7 @@ impl Appender {
         let age = rule.policy.age;
         let mut ages = ages::read(&*self.env.storage, &self.dir)?;
         if age.is_some() || rule.roll_age.is_some() {
-            retained.jump = ages.look(&*self.env.storage, self.end.offset);
+            retained.jump = ages.look(&*self.env.storage, self.state.log_start, self.end.offset);
             retained.jumps = ages.jumps;
             if !rule.dry_run {
                 self.keep_ages(&ages)?;
@@ -148,7 +148,7 @@ impl Appender {
         let storage = Arc::clone(&self.env.storage);
         let mut ages = ages::read(&*storage, &self.dir)?;
         // Whoever runs retention tells of jumps.
-        let _jump = ages.look(&*storage, self.end.offset);
+        let _jump = ages.look(&*storage, self.state.log_start, self.end.offset);
         self.keep_ages(&ages)
     }
 

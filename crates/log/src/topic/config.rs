@@ -60,7 +60,7 @@ pub struct Retention {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     /// Segments are dropped in which every record was appended longer ago than this, whatever the wall clock showed
-    /// then or shows now. Time in which the host is off does not count.
+    /// then or shows now; at the latest when its last record is a fiftieth older. Time in which the host is off does not count.
     #[serde(
         default,
         with = "millis",
