@@ -71,11 +71,15 @@ impl Passed {
 }
 
 impl Log {
-    /// How far all groups have come in a topic.
+    /// How far groups have come in a topic, for a policy that names `groups`. Their database is left alone where it names none:
+    /// it may lie on a disk that is full, and is to be relieved.
     ///
     /// # Errors
     /// When the groups' database cannot be read.
-    pub fn passed(&self, topic: &Name) -> Result<Passed, DatabaseError> {
+    pub fn passed(&self, topic: &Name, groups: &[Name]) -> Result<Passed, DatabaseError> {
+        if groups.is_empty() {
+            return Ok(Passed::default());
+        }
         Ok(Passed::of(topic, &self.group_offsets()?))
     }
 }
@@ -128,6 +132,22 @@ impl Topic {
         self.to_append(partition)?.compact(&rule)
     }
 
+    /// Does once for a partition what the topic's file asks for.
+    fn look_after(&self, partition: Partition, passed: &Passed) -> Result<(), AppendError> {
+        let config = self.config();
+        if !config.retention.keeps_all() || config.roll_age.is_some() {
+            self.retain(partition, &config.retention, passed, false)?;
+        }
+        if let Some(compaction) = &config.compaction {
+            self.compact(partition, compaction, passed, LEAST_DIRTY_PERCENT, false)?;
+        }
+        if config.index_by_key {
+            // Last: compaction leaves segments without.
+            self.index_keys(partition)?;
+        }
+        Ok(())
+    }
+
     /// Makes the [indexes by key](crate::TopicConfig::index_by_key) of a partition that are missing, damaged or of no use any
     /// more, whatever the topic's file says, and returns how many. Nothing is done while somebody else makes them.
     ///
@@ -140,46 +160,39 @@ impl Topic {
 
 impl Log {
     /// Does once for every topic what its file asks for: retention, sealing by age, compaction, indexes by key. What fails in one
-    /// partition does not keep it from the others; the first error is returned.
+    /// topic or partition does not keep it from the others; the first error is returned, one that somebody else is busy only
+    /// where there is no other. While it cannot be read how far groups have come, what they need is kept.
     ///
     /// # Errors
     /// When something failed.
     pub fn look_after(&self) -> Result<(), UpkeepError> {
         let mut first = Ok(());
-        // Read once, and not where no topic asks for anything: opening that database checks all of it.
+        // Read once, and only where a topic names groups: opening that database checks all of it.
         let mut offsets: Option<Vec<GroupOffset>> = None;
-        for topic in self.topics()? {
-            let config = topic.config();
-            let retains = !config.retention.keeps_all() || config.roll_age.is_some();
-            let heeds_groups = retains || config.compaction.is_some();
-            if !heeds_groups && !config.index_by_key {
-                continue;
-            }
+        for name in self.topic_names().map_err(TopicError::from)? {
+            let topic = match self.topic(&name) {
+                Ok(topic) => topic,
+                // A directory of the log itself, or somebody else's.
+                Err(TopicError::NotFound(_)) => continue,
+                Err(error) => {
+                    note(&mut first, error.into());
+                    continue;
+                }
+            };
             let passed = match &mut offsets {
-                _ if !heeds_groups => Passed::default(),
-                Some(known) => Passed::of(topic.name(), known),
-                unknown => Passed::of(topic.name(), unknown.insert(self.group_offsets()?)),
+                _ if !topic.config().names_groups() => Passed::default(),
+                Some(known) => Passed::of(&name, known),
+                unknown => {
+                    let read = self.group_offsets().unwrap_or_else(|error| {
+                        note(&mut first, error.into());
+                        Vec::new()
+                    });
+                    Passed::of(&name, unknown.insert(read))
+                }
             };
             for partition in topic.partitions() {
-                let mut done = Ok(());
-                if retains {
-                    done = topic
-                        .retain(partition, &config.retention, &passed, false)
-                        .map(drop);
-                }
-                if let Some(compaction) = &config.compaction
-                    && done.is_ok()
-                {
-                    done = topic
-                        .compact(partition, compaction, &passed, LEAST_DIRTY_PERCENT, false)
-                        .map(drop);
-                }
-                // Last: compaction leaves segments without.
-                if config.index_by_key && done.is_ok() {
-                    done = topic.index_keys(partition).map(drop);
-                }
-                if first.is_ok() {
-                    first = done.map_err(UpkeepError::from);
+                if let Err(error) = topic.look_after(partition, &passed) {
+                    note(&mut first, error.into());
                 }
             }
         }
@@ -217,6 +230,16 @@ impl Log {
             stop: Some(stop),
             thread: Some(thread),
         })
+    }
+}
+
+/// Keeps the first error; one that somebody else is busy only until there is another.
+fn note(first: &mut Result<(), UpkeepError>, error: UpkeepError) {
+    if matches!(
+        first,
+        Ok(()) | Err(UpkeepError::Append(AppendError::Busy { .. }))
+    ) {
+        *first = Err(error);
     }
 }
 

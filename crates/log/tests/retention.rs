@@ -9,7 +9,7 @@ use std::{path::PathBuf, time::Duration};
 use teeline_core::{Name, Offset, Partition, Sequence};
 use teeline_log::{
     Answer, Durability, Log, LogOptions, NewRecord, Overtaken, Passed, ReadError, Retained,
-    Retention, Succession, Topic, TopicConfig,
+    Retention, Succession, Topic, TopicConfig, UpkeepError,
 };
 use world::{Crash, EPOCH, ROOT, World, options, source, topic_name};
 
@@ -401,6 +401,60 @@ fn a_full_disk_is_relieved_by_retention() {
     let numbers = world.numbers(0, world.last_known(0, 0), 5);
     world.append(0, 0, &numbers).unwrap();
     world.check(None);
+}
+
+/// One upkeep is for all topics: a groups database that is damaged, or that a full disk keeps from being opened, holds up
+/// only those that name groups, and a topic that cannot be opened only itself.
+#[test]
+fn what_upkeep_cannot_do_for_one_topic_it_does_for_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let any = LogOptions {
+        any_filesystem: true,
+        ..LogOptions::default()
+    };
+    let log = Log::create(dir.path().join("log"), &any).unwrap();
+    let named = Retention {
+        passed_by: vec!["positions".parse().unwrap()],
+        ..by_bytes(2 * 4096)
+    };
+    let mut topics = Vec::new();
+    for (name, retention) in [
+        ("a-broken", Retention::default()),
+        ("b-named", named),
+        ("c-plain", by_bytes(2 * 4096)),
+    ] {
+        let topic = log.create_topic(&name.parse().unwrap(), &config(retention));
+        topics.push(topic.unwrap());
+    }
+    let mut writer = log
+        .writer(&source(0), EPOCH, Succession::AfterDrain)
+        .unwrap();
+    for (number, topic) in (1..=150).zip(topics[1..].iter().cycle()) {
+        let record = NewRecord::data(Sequence(number), 1, None, &[0; 300]);
+        writer.append(topic, P0, &[record]).unwrap();
+    }
+    let group = "positions".parse().unwrap();
+    let groups = log.groups().unwrap();
+    let committed = groups.commit(&group, topics[1].name(), P0, Offset(75), 0);
+    committed.unwrap();
+    drop(groups);
+    let database = log.root().join("groups/groups.db");
+    let whole = std::fs::read(&database).unwrap();
+    std::fs::write(&database, b"nothing that anybody knows").unwrap();
+    std::fs::write(log.root().join("a-broken/topic.toml"), "format = 1").unwrap();
+
+    let log = Log::open(log.root(), &any).unwrap();
+    let start = |topic: usize| topics[topic].start(P0).unwrap();
+    let error = log.look_after().unwrap_err();
+    assert!(matches!(error, UpkeepError::Topic(_)), "{error}");
+    assert_eq!(start(1), Offset(0), "nobody knows what the group needs");
+    assert!(start(2) > Offset(0));
+    std::fs::remove_dir_all(log.root().join("a-broken")).unwrap();
+    let error = log.look_after().unwrap_err();
+    assert!(matches!(error, UpkeepError::Groups(_)), "{error}");
+    std::fs::write(&database, whole).unwrap();
+    log.look_after().unwrap();
+    assert!(start(1) > Offset(0));
 }
 
 /// A sealed segment is not written to again by a process that still remembers it as the active one.

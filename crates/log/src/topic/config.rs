@@ -125,6 +125,12 @@ pub(crate) struct Description {
 }
 
 impl TopicConfig {
+    /// Whether it matters to a policy how far some groups have come.
+    pub(crate) fn names_groups(&self) -> bool {
+        let tombstones = self.compaction.iter().flat_map(|c| &c.tombstones_until);
+        self.retention.passed_by.iter().chain(tombstones).count() > 0
+    }
+
     pub(crate) fn check(&self) -> Result<(), String> {
         if !(1..=PARTITIONS_MAX).contains(&self.partitions) {
             return Err(format!(

@@ -462,7 +462,8 @@ impl RetainArgs {
             } else {
                 &given
             };
-            let passed = log.passed(topic.name()).map_err(Failure::new)?;
+            let passed = log.passed(topic.name(), &policy.passed_by);
+            let passed = passed.map_err(Failure::new)?;
             for partition in topic.partitions() {
                 let done = topic
                     .retain(partition, policy, &passed, self.dry_run)
@@ -553,7 +554,8 @@ impl CompactArgs {
                 }
                 (None, None) => continue,
             };
-            let passed = log.passed(topic.name()).map_err(Failure::new)?;
+            let passed = log.passed(topic.name(), &compaction.tombstones_until);
+            let passed = passed.map_err(Failure::new)?;
             for partition in topic.partitions() {
                 let done = topic
                     .compact(partition, &compaction, &passed, 0, self.dry_run)
