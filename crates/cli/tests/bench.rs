@@ -403,7 +403,7 @@ fn the_log_is_measured_beside_its_file_system() {
         check(&object, "log", &TIMES);
         check(&object, "log", &RATES);
     }
-    let parts: Vec<_> = run(&["--only=read,tail,group,open"])
+    let parts: Vec<_> = run(&["--only=read,key,tail,group,open"])
         .into_iter()
         .map(|object| {
             let part = object["params"]["part"].as_str().unwrap().to_owned();
@@ -420,6 +420,8 @@ fn the_log_is_measured_beside_its_file_system() {
         parts,
         [
             "read",
+            "key",
+            "key",
             "append to visible",
             "group commit",
             "group commit",

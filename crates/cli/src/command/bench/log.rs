@@ -3,6 +3,7 @@
 //! The directory decides what is measured: put it on the disk that the log is to lie on. Rates are those of the time
 //! spent in calls; what records contain is made before and compared after.
 
+mod keyed;
 mod work;
 
 use std::{cell::Cell, fs, path::PathBuf};
@@ -75,6 +76,8 @@ enum Part {
     Sync,
     /// Reading a partition from its start.
     Read,
+    /// Reading all records of one key by the index.
+    Key,
     /// From append to the reader that waits for it.
     Tail,
     /// Group commit of threads and of processes.
@@ -114,6 +117,12 @@ impl LogArgs {
         if wants(Part::Read) {
             let mut regime = Reading::prepare(&mut scene)?;
             answer = answer.and(measure(&stage, &mut regime, out)?);
+        }
+        if wants(Part::Key) {
+            for batch in [1, 100] {
+                let mut regime = keyed::Reading::prepare(&mut scene, batch)?;
+                answer = answer.and(measure(&stage, &mut regime, out)?);
+            }
         }
         if wants(Part::Tail) {
             let mut regime = Tailing { scene: &mut scene };

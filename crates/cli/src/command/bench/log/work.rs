@@ -26,6 +26,7 @@ use teeline_os::{
 };
 use teeline_sync::atomic::Ordering;
 
+use super::keyed::{Deed, Keyed};
 use crate::{command::bench::Round, output::Failure};
 
 /// Bytes of the single records that several append.
@@ -43,7 +44,7 @@ const FILL_SIZE: usize = 1024;
 const SCAN_BYTES: usize = 32 << 20;
 
 /// The only partition.
-const P0: Partition = Partition(0);
+pub(super) const P0: Partition = Partition(0);
 
 /// Where values go.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -82,6 +83,7 @@ pub(in super::super) enum Work {
         path: PathBuf,
     },
     Append(Appends),
+    Keyed(Keyed, Deed),
     Read {
         path: PathBuf,
         raw: bool,
@@ -149,6 +151,7 @@ impl super::super::Work for Work {
             Self::Rest => Round::new().into(),
             Self::Probe { path } => probe(&path)?,
             Self::Append(appends) => appends.run()?.into(),
+            Self::Keyed(keyed, deed) => keyed.run(deed)?.into(),
             Self::Read {
                 path,
                 raw: false,
@@ -222,7 +225,7 @@ fn probe(path: &Path) -> Result<Done, Failure> {
 }
 
 /// Fills the values of a batch: each begins with its number and ends as the seed says.
-fn fill(values: &mut [u8], size: usize, first: u64, seed: u64) {
+pub(super) fn fill(values: &mut [u8], size: usize, first: u64, seed: u64) {
     for (number, value) in (first..).zip(values.chunks_exact_mut(size)) {
         value.fill(filler(number, seed));
         if let Some(head) = value.first_chunk_mut() {
@@ -246,17 +249,21 @@ fn is_as_filled(value: &[u8], size: usize, number: u64, seed: u64) -> bool {
 }
 
 impl Policy {
-    fn durability(self) -> Durability {
-        match self {
+    pub(super) fn config(self) -> TopicConfig {
+        let durability = match self {
             Self::SyncEachBatch => Durability::SyncEachBatch,
             Self::LeaveToOs => Durability::LeaveToOs,
+        };
+        TopicConfig {
+            durability,
+            ..TopicConfig::default()
         }
     }
 }
 
 /// A log with one partition and a writer.
-struct Appending {
-    log: Log,
+pub(super) struct Appending {
+    pub(super) log: Log,
     topic: Topic,
     writer: Writer,
 }
@@ -269,7 +276,7 @@ fn options() -> LogOptions {
     }
 }
 
-fn read_only() -> LogOptions {
+pub(super) fn read_only() -> LogOptions {
     LogOptions {
         any_filesystem: true,
         ..LogOptions::read_only()
@@ -277,13 +284,14 @@ fn read_only() -> LogOptions {
 }
 
 fn open_topic(log: &Log, policy: Policy) -> Result<Topic, Failure> {
+    open_topic_with(log, &policy.config())
+}
+
+/// The only topic; made as `config` says if there is none.
+pub(super) fn open_topic_with(log: &Log, config: &TopicConfig) -> Result<Topic, Failure> {
     let name = "bench".parse().map_err(Failure::new)?;
-    let config = TopicConfig {
-        durability: policy.durability(),
-        ..TopicConfig::default()
-    };
     match log.topic(&name) {
-        Err(TopicError::NotFound(_)) => log.create_topic(&name, &config),
+        Err(TopicError::NotFound(_)) => log.create_topic(&name, config),
         other => other,
     }
     .map_err(Failure::new)
@@ -291,13 +299,31 @@ fn open_topic(log: &Log, policy: Policy) -> Result<Topic, Failure> {
 
 impl Appending {
     fn open(path: &Path, policy: Policy, source: &str) -> Result<Self, Failure> {
+        Self::open_with(path, &policy.config(), source)
+    }
+
+    pub(super) fn open_with(
+        path: &Path,
+        config: &TopicConfig,
+        source: &str,
+    ) -> Result<Self, Failure> {
         let log = Log::open_or_create(path, &options()).map_err(Failure::new)?;
-        let topic = open_topic(&log, policy)?;
+        let topic = open_topic_with(&log, config)?;
         let source: SourceName = source.parse().map_err(Failure::new)?;
         let writer = log
             .writer(&source, Epoch(1), Succession::default())
             .map_err(Failure::new)?;
         Ok(Self { log, topic, writer })
+    }
+
+    /// Appends a batch, every record of which is new.
+    pub(super) fn append(&mut self, records: &[NewRecord<'_>]) -> Result<(), Failure> {
+        let answer = self.writer.append(&self.topic, P0, records);
+        if answer.map_err(Failure::new)?.is_settled() {
+            Ok(())
+        } else {
+            Err(Failure::new("a batch was not stored"))
+        }
     }
 
     fn reader(&self, from: Offset) -> Result<Reader, Failure> {
@@ -350,15 +376,7 @@ impl Appends {
             let records: Vec<_> = numbered
                 .map(|(number, value)| NewRecord::data(Sequence(number + 1), 1, None, value))
                 .collect();
-            let answer = appending
-                .writer
-                .append(&appending.topic, P0, &records)
-                .map_err(Failure::new)?;
-            if answer.is_settled() {
-                Ok(())
-            } else {
-                Err(Failure::new("a batch was not stored"))
-            }
+            appending.append(&records)
         })?;
         let mut number = self.before * self.batch;
         let end = number + self.batches * self.batch;
@@ -466,7 +484,7 @@ fn read(path: &Path, size: usize, records: u64, seed: u64) -> Result<Round, Fail
 }
 
 /// The segments of the only partition, in order.
-fn segments(path: &Path) -> Result<Vec<PathBuf>, Failure> {
+pub(super) fn segments(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     let partition = path.join("bench").join("0");
     let mut segments = Vec::new();
     for entry in fs::read_dir(partition)? {
