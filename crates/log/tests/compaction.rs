@@ -4,12 +4,21 @@
 
 mod world;
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
 
 use teeline_core::{Name, Offset, Partition, Sequence};
 use teeline_log::{
-    Answer, Compaction, Log, NewRecord, Passed, Succession, Topic, TopicConfig, Writer,
-    fake::FakeDisk,
+    Answer, AppendError, Compaction, Log, NewRecord, Passed, Retention, Succession, Topic,
+    TopicConfig, Writer,
+    fake::{FakeDisk, Fault, Operation},
 };
 use world::{EPOCH, ROOT, options, source, topic_name};
 
@@ -79,6 +88,21 @@ impl Place {
         self.topic
             .compact(P0, compaction, passed, 0, false)
             .unwrap()
+    }
+
+    /// Segments that are written aside.
+    fn leftovers(&self) -> Vec<PathBuf> {
+        let files = self.disk.files(ROOT.as_ref()).into_iter();
+        files
+            .filter(|path| path.to_string_lossy().ends_with(".log.new"))
+            .collect()
+    }
+
+    /// Opens the log again, in another process.
+    fn reopen(&mut self) {
+        self.log = Log::open_on(self.disk.process(), ROOT, &options()).unwrap();
+        self.topic = self.log.topic(&topic_name()).unwrap();
+        self.topic.recover(P0).unwrap();
     }
 
     /// Every record by offset.
@@ -255,9 +279,7 @@ fn a_compaction_may_die_anywhere() {
         } else {
             place.disk.kill_all();
         }
-        place.log = Log::open_on(place.disk.process(), ROOT, &options()).unwrap();
-        place.topic = place.log.topic(&topic_name()).unwrap();
-        place.topic.recover(P0).unwrap();
+        place.reopen();
         for round in 0..2 {
             let after = place.read();
             assert!(
@@ -282,15 +304,138 @@ fn a_compaction_may_die_anywhere() {
                 place.compact(&Passed::default());
             }
         }
-        let leftovers: Vec<_> = place
-            .disk
-            .files(ROOT.as_ref())
-            .into_iter()
-            .filter(|path| path.to_string_lossy().ends_with(".log.new"))
-            .collect();
-        assert_eq!(leftovers, [] as [std::path::PathBuf; 0]);
+        assert_eq!(place.leftovers(), [] as [PathBuf; 0]);
         if !died {
             return;
         }
     }
+}
+
+/// Both may run at any time, in several processes.
+#[test]
+fn a_compaction_that_retention_overtakes_goes_on_with_what_is_left() {
+    for overtaken_at in 0.. {
+        let mut place = Place::filled();
+        for _ in 0..30 {
+            place.put("filler", Some(&[7; 200]));
+        }
+        let theirs = Log::open_on(place.disk.process(), ROOT, &options()).unwrap();
+        let theirs = theirs.topic(&topic_name()).unwrap();
+        theirs.recover(P0).unwrap();
+        let before = place.read();
+        let steps = Arc::new(AtomicU32::new(0));
+        let step = Arc::clone(&steps);
+        place.disk.before_each(Some(Box::new(move |_| {
+            if step.fetch_add(1, Ordering::Relaxed) == overtaken_at {
+                let few = Retention {
+                    bytes: Some(3 * 4096),
+                    ..Retention::default()
+                };
+                let done = theirs.retain(P0, &few, &Passed::default(), false);
+                // Where compaction has the partition's lock, retention does not come in between.
+                assert!(matches!(done, Ok(_) | Err(AppendError::Busy { .. })));
+            }
+        })));
+        place.compact(&Passed::default());
+        place.disk.before_each(None);
+        assert_eq!(place.leftovers(), [] as [PathBuf; 0], "{overtaken_at}");
+        let start = place.topic.start(P0).unwrap().0;
+        let mut reader = place.topic.reader(P0, Offset(start)).unwrap();
+        let mut after = BTreeMap::new();
+        while reader
+            .poll(50, |record| {
+                after.insert(record.offset.0, record.value.to_vec());
+            })
+            .unwrap()
+            > 0
+        {}
+        for (key, (offset, value)) in &place.latest {
+            let expected = (*offset >= start).then(|| value.clone().unwrap());
+            assert_eq!(after.get(offset), expected.as_ref(), "{overtaken_at} {key}");
+        }
+        assert!(after.keys().all(|offset| before.contains_key(offset)));
+        if steps.load(Ordering::Relaxed) <= overtaken_at {
+            assert_eq!(start, 0, "it came to the end before");
+            return;
+        }
+    }
+}
+
+/// What compaction has no space for it gives back at once.
+#[test]
+fn a_compaction_that_fails_leaves_nothing_behind() {
+    for (operation, path) in [
+        (Operation::Write, ".log.new"),
+        (Operation::Sync, ".log.new"),
+        (Operation::Rename, "0.log"),
+    ] {
+        let place = Place::filled();
+        let before = place.read();
+        place.disk.fail(Fault {
+            operation,
+            path_contains: path.to_owned(),
+            nth: 1,
+            kind: io::ErrorKind::StorageFull,
+        });
+        let config = place.topic.config();
+        let compaction = config.compaction.as_ref().unwrap();
+        let passed = Passed::default();
+        let done = place.topic.compact(P0, compaction, &passed, 0, false);
+        assert!(matches!(done, Err(AppendError::NoSpace(_))), "{done:?}");
+        assert_eq!(place.leftovers(), [] as [PathBuf; 0], "{operation:?}");
+        assert_eq!(place.read(), before);
+    }
+}
+
+/// A segment that repair has been at begins with a rewritten batch, too, but was never compacted: what its tombstones
+/// stand for may still be there.
+#[test]
+fn a_tombstone_in_a_repaired_segment_goes_only_with_what_it_stands_for() {
+    let mut place = Place::new();
+    let fill = |place: &mut Place| {
+        for number in 0..30 {
+            place.put(&format!("filler {number}"), Some(&[7; 200]));
+        }
+    };
+    place.put("k", Some(b"old"));
+    fill(&mut place);
+    assert!(place.compact(&Passed::default()).segments > 0);
+    // Into the segment that is being written, which is the first that was never compacted.
+    let tombstone = place.put("k", None);
+    fill(&mut place);
+    let first_of = |path: &Path| path.file_stem()?.to_str()?.parse::<u64>().ok();
+    let segment_of_tombstone = |path: &PathBuf| {
+        path.extension().is_some_and(|ending| ending == "log")
+            && first_of(path).is_some_and(|first| first < tombstone)
+    };
+    let mut files = place.disk.files(ROOT.as_ref()).into_iter();
+    let damaged = files.rfind(segment_of_tombstone).unwrap();
+    let mut bytes = place.disk.bytes(&damaged);
+    bytes[100] ^= 1;
+    place.log.close().unwrap();
+    place.disk.kill_all();
+    place.disk.set_bytes(&damaged, &bytes);
+    let log = Log::open_on(place.disk.process(), ROOT, &options()).unwrap();
+    let repaired = log.topic(&topic_name()).unwrap().repair(P0, true).unwrap();
+    assert_eq!(repaired.damages.len(), 1);
+    place.reopen();
+    let of_key = |place: &Place| {
+        let mut found = Vec::new();
+        let mut reader = place.topic.reader(P0, Offset(0)).unwrap();
+        while reader
+            .poll(50, |record| {
+                if record.key == Some(b"k") {
+                    found.push((record.offset.0, record.tombstone));
+                }
+            })
+            .unwrap()
+            > 0
+        {}
+        found
+    };
+    assert_eq!(of_key(&place), [(0, false), (tombstone, true)]);
+    let mut passed = Passed::default();
+    passed.insert(cache(), P0, Offset(tombstone + 1));
+    place.compact(&passed);
+    assert_eq!(of_key(&place), []);
 }

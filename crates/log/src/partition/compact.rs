@@ -14,7 +14,7 @@ use crate::{
     format::{
         batch::{self, Builder, Place},
         index::{self, Entry},
-        record::{Encoded, VerifiedRecords},
+        record::{Control, Encoded, VerifiedRecords},
         state::State,
     },
     recovery,
@@ -64,7 +64,7 @@ struct Segment {
     base: Offset,
     end: Offset,
     bytes: u64,
-    /// Whether it was never compacted.
+    /// Whether it was never compacted: it has batches that are as they were appended.
     dirty: bool,
     /// Whether an earlier pass of this run rewrote it.
     rewritten: bool,
@@ -122,16 +122,33 @@ impl Partition {
             while let Some(segment) = segments.get(upto)
                 && (upto == first || latest.len() < rule.keys_max)
             {
-                self.note_latest(segment, &mut latest)?;
+                self.unless_dropped(segment.base, self.note_latest(segment, &mut latest))?;
                 upto += 1;
             }
             // Oldest first: a tombstone goes only when nothing older of its key is left to come back.
             for segment in segments.iter_mut().take(upto) {
-                self.rewrite(segment, &latest, rule, &mut done)?;
+                let rewritten = self.rewrite(segment, &latest, rule, &mut done);
+                self.unless_dropped(segment.base, rewritten)?;
             }
             from = (upto < segments.len()).then_some(upto);
         }
         Ok(done)
+    }
+
+    /// What was done with a segment; nothing, if it was not found because retention has taken it meanwhile.
+    fn unless_dropped<T>(
+        &self,
+        base: Offset,
+        done: Result<T, AppendError>,
+    ) -> Result<Option<T>, AppendError> {
+        match done {
+            Err(AppendError::Storage(error)) if error.is_not_found() => {
+                let state = recovery::read_state(self.storage(), self.dir())?;
+                let is_dropped = state.is_ok_and(|state| state.log_start > base);
+                is_dropped.then_some(None).ok_or(error.into())
+            }
+            done => done.map(Some),
+        }
     }
 
     /// Removes what somebody left half-made who died: names that begin with a dot and end in `suffix`.
@@ -151,21 +168,23 @@ impl Partition {
         let start = state.map_or(Offset(0), |state| state.log_start);
         let mut bases = segment::list(storage, self.dir())?;
         bases.retain(|base| (start..=limit).contains(base));
-        let ends = bases.iter().skip(1);
-        let segments = bases.iter().zip(ends).map(|(base, end)| {
-            let mut reader = SegmentReader::open(storage, self.dir(), *base)?;
-            let dirty = reader
-                .batch(0)?
-                .is_ok_and(|(header, _)| !header.is_rewritten());
-            Ok(Segment {
-                base: *base,
-                end: *end,
-                bytes: reader.length()?,
-                dirty,
-                rewritten: false,
-            })
-        });
-        segments.collect()
+        let mut segments = Vec::with_capacity(bases.len());
+        for (base, end) in bases.iter().zip(bases.iter().skip(1)) {
+            let segment = self.sealed_segment(*base, *end);
+            segments.extend(self.unless_dropped(*base, segment)?);
+        }
+        Ok(segments)
+    }
+
+    fn sealed_segment(&self, base: Offset, end: Offset) -> Result<Segment, AppendError> {
+        let mut reader = SegmentReader::open(self.storage(), self.dir(), base)?;
+        Ok(Segment {
+            base,
+            end,
+            bytes: reader.length()?,
+            dirty: is_dirty(&mut reader)?,
+            rewritten: false,
+        })
     }
 
     /// Hands every batch of a sealed segment, from its base to its end, to `f`, with its place and header.
@@ -241,6 +260,9 @@ impl Partition {
             return Ok(());
         }
         copy.flush();
+        if !rule.dry_run && !self.replace(segment.base, &copy)? {
+            return Ok(());
+        }
         let bytes = copy.bytes.len() as u64;
         if segment.rewritten {
             done.bytes_after -= segment.bytes;
@@ -252,22 +274,34 @@ impl Partition {
         done.superseded += superseded;
         done.tombstones += tombstones;
         done.bytes_after += bytes;
-        if rule.dry_run {
-            return Ok(());
+        if !rule.dry_run {
+            segment.dirty = false;
+            segment.rewritten = true;
+            segment.bytes = bytes;
         }
-        let aside = self.dir().join(format!(".{:020}.log.new", segment.base.0));
-        let file = self.storage().create(&aside, 0)?;
-        // What fails here fails beside the log: the old segment stands.
-        file.write_at(0, &copy.bytes)?;
-        file.sync()?;
-        drop(file);
-        self.with_appender(|appender| {
-            appender.locked(|appender| appender.put_in_place(segment.base, &aside, &copy.index))
-        })?;
-        segment.dirty = false;
-        segment.rewritten = true;
-        segment.bytes = bytes;
         Ok(())
+    }
+
+    /// Puts a segment's copy in its place, and says whether there still was one.
+    fn replace(&self, base: Offset, copy: &Copy) -> Result<bool, AppendError> {
+        let storage = self.storage();
+        let aside = self.dir().join(format!(".{:020}.log.new", base.0));
+        let write = || -> Result<(), StorageError> {
+            let file = storage.create(&aside, 0)?;
+            file.write_at(0, &copy.bytes)?;
+            file.sync()
+        };
+        // What fails here fails beside the log: the old segment stands.
+        let placed = write().map_err(AppendError::from).and_then(|()| {
+            self.with_appender(|appender| {
+                appender.locked(|appender| appender.put_in_place(base, &aside, &copy.index))
+            })
+        });
+        if !matches!(placed, Ok(true)) {
+            // If it cannot be removed, the next one does it.
+            drop(remove_if_there(storage, &aside));
+        }
+        placed
     }
 }
 
@@ -289,16 +323,16 @@ impl Appender {
         })
     }
 
-    /// Puts a rewritten segment in the place of the old one, unless retention has taken that meanwhile.
+    /// Puts a rewritten segment in the place of the old one, unless retention has taken that meanwhile; says whether it did.
     fn put_in_place(
         &mut self,
         base: Offset,
         aside: &Path,
         index: &[u8],
-    ) -> Result<(), AppendError> {
+    ) -> Result<bool, AppendError> {
         let storage = Arc::clone(&self.env.storage);
         if self.state.log_start > base {
-            return Ok(storage.remove(aside)?);
+            return Ok(false);
         }
         storage.rename_over(aside, &segment::log_path(&self.dir, base))?;
         storage
@@ -306,8 +340,26 @@ impl Appender {
             .map_err(|error| self.stop(error))?;
         remove_if_there(&*storage, &segment::keys_path(&self.dir, base))?;
         // The old one points to nothing now, and whoever finds that scans.
-        self.replace_hint(&segment::index_path(&self.dir, base), index)
+        self.replace_hint(&segment::index_path(&self.dir, base), index)?;
+        Ok(true)
     }
+}
+
+/// Whether a segment has batches that are as they were appended. Those that repair has put in place of damage say nothing
+/// of the others: one that begins with such a batch was not compacted for that.
+fn is_dirty(reader: &mut SegmentReader) -> Result<bool, StorageError> {
+    let mut pos = 0;
+    while let Ok((header, bytes)) = reader.batch(pos)? {
+        if !header.is_rewritten() {
+            return Ok(true);
+        }
+        let mut records = VerifiedRecords::new(bytes);
+        if !records.all(|(record, _)| matches!(record.control, Some(Control::Lost { .. }))) {
+            return Ok(false);
+        }
+        pos += u64::from(header.length);
+    }
+    Ok(false)
 }
 
 /// A segment as it is rewritten: a rewritten batch stands in the place of whole ones.
