@@ -389,18 +389,29 @@ fn gd_06_what_retention_dropped_is_still_a_duplicate() {
     }
 }
 
-/// Retention gives a full disk its space back, though it has none to work with.
+/// Retention gives a full disk its space back, though it has none to work with: also where the policy would have it seal
+/// the active segment, for which there is no space. That comes with the next run.
 #[test]
 fn a_full_disk_is_relieved_by_retention() {
-    let mut world = World::new(1, config(Retention::default()), 1);
-    world.open().unwrap();
-    append(&mut world, 103);
-    world.disk.set_capacity(0);
-    let retained = retain(&world.topic(), &by_bytes(5 * 4096));
-    assert!(retained.segments > 1, "{retained:?}");
-    let numbers = world.numbers(0, world.last_known(0, 0), 5);
-    world.append(0, 0, &numbers).unwrap();
-    world.check(None);
+    let mut sealed = [0; 2];
+    // The active segment is hardly used or nearly full, so that the next one is prepared, or is not.
+    for count in 95..115 {
+        for (policy, sealed) in [by_bytes(5 * 4096), by_age(DAY)].iter().zip(&mut sealed) {
+            let mut world = World::new(1, config(policy.clone()), 1);
+            world.open().unwrap();
+            append(&mut world, count);
+            retain(&world.topic(), &by_age(DAY));
+            world.disk.advance(DAY);
+            world.disk.set_capacity(0);
+            let retained = retain(&world.topic(), policy);
+            assert!(retained.segments > 1, "{count}: {retained:?}");
+            *sealed += u32::from(retained.sealed);
+            let numbers = world.numbers(0, world.last_known(0, 0), 5);
+            world.append(0, 0, &numbers).unwrap();
+            world.check(None);
+        }
+    }
+    assert!(sealed[0] == 0 && (1..20).contains(&sealed[1]), "{sealed:?}");
 }
 
 /// One upkeep is for all topics: a groups database that is damaged, or that a full disk keeps from being opened, holds up

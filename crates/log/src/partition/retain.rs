@@ -86,9 +86,17 @@ impl Appender {
         let old = age.map(|age| ages.older_than(age));
         let to_be_dropped = old.is_some_and(|old| old >= self.end.offset);
         retained.sealed = holds_anything && (too_old || to_be_dropped);
+        let mut no_space = None;
         if retained.sealed && !rule.dry_run {
-            self.roll()?;
-            self.page.store(Word::Dirty, 0)?;
+            match self.roll() {
+                Ok(()) => self.page.store(Word::Dirty, 0)?,
+                // What is dropped makes space, and the next run seals.
+                Err(error @ AppendError::NoSpace(_)) => {
+                    retained.sealed = false;
+                    no_space = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
         }
         let sealed = self.sealed_segments(retained.sealed)?;
         let mut left: u64 = sealed.iter().map(|segment| segment.bytes).sum();
@@ -109,8 +117,9 @@ impl Appender {
         }
         if retained.start > retained.before && !rule.dry_run {
             self.move_start(retained.start)?;
+            no_space = None;
         }
-        Ok(retained)
+        no_space.map_or(Ok(retained), Err)
     }
 
     /// The sealed segments that are kept, oldest first; with the active one if it is to be sealed.
