@@ -115,6 +115,21 @@ pub enum CommitError {
         /// The newest generation claimed.
         on_record: u64,
     },
+    /// The partition is not one of the member's own: it gave it back, lost it, or never had it.
+    #[error(
+        "member {member} of group {group} does not have partition {partition} of topic {topic}: nothing is committed; it has \
+         what its polls said"
+    )]
+    NotHeld {
+        /// The group.
+        group: Name,
+        /// The member's number.
+        member: u64,
+        /// The topic.
+        topic: Name,
+        /// The partition.
+        partition: Partition,
+    },
     /// The database cannot be used.
     #[error(transparent)]
     Database(#[from] DatabaseError),
@@ -242,7 +257,7 @@ impl Groups {
         }
     }
 
-    /// Brings one row of the mirror up to date.
+    /// Brings one row of the mirror up to date, and all of it if something was left undone before.
     fn follow(
         &self,
         group: &Name,
@@ -252,6 +267,9 @@ impl Groups {
         let Some(mut mirror) = self.mirror() else {
             return Ok(());
         };
+        if mirror.is_behind() {
+            return mirror.follow_all(|| self.list());
+        }
         mirror.follow(|| {
             self.lock().read("read an offset in", |connection| {
                 connection

@@ -429,7 +429,8 @@ impl Member {
     /// Commits the offset that the group reads next in a partition. Durable when this returns.
     ///
     /// # Errors
-    /// [`CommitError::Fenced`] if it was taken from this member, or is not one of its own: nothing is changed then.
+    /// [`CommitError::Fenced`] if it was taken from this member, [`CommitError::NotHeld`] if by its polls it is not one of its
+    /// own: nothing is changed then.
     pub fn commit(
         &self,
         topic: &Name,
@@ -437,10 +438,15 @@ impl Member {
         next: Offset,
     ) -> Result<(), CommitError> {
         let Shared { groups, group, .. } = &*self.shared;
-        let held = self.held.get(&(topic.clone(), partition));
-        // A generation that nobody has is refused with the one on record.
-        let generation = held.copied().unwrap_or(0);
-        groups.commit(group, topic, partition, next, generation)
+        match self.held.get(&(topic.clone(), partition)) {
+            Some(generation) => groups.commit(group, topic, partition, next, *generation),
+            None => Err(CommitError::NotHeld {
+                group: group.clone(),
+                member: self.number(),
+                topic: topic.clone(),
+                partition,
+            }),
+        }
     }
 
     /// How many records each of its partitions is behind, by what the group has committed.

@@ -356,7 +356,7 @@ pub(super) fn read(dir: &Path, boot: u64) -> Result<Option<Vec<GroupOffset>>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Groups, *};
     use crate::format::golden;
 
     const BOOT: u64 = 0x1122_3344_5566_7788;
@@ -449,6 +449,30 @@ mod tests {
         other.follow_all(|| fine(&rows)).unwrap();
         assert!(!other.is_behind());
         assert_eq!(read(dir.path(), BOOT).unwrap().unwrap(), rows);
+    }
+
+    #[test]
+    fn what_was_left_undone_comes_with_the_next_change_of_another_row() {
+        let dir = tempfile::tempdir().unwrap();
+        let groups = Groups::open(dir.path(), 0o750).unwrap();
+        let [group, topic] = ["pnl", "fills"].map(|name| name.parse().unwrap());
+        let claim = |partition| {
+            let claimed = groups.claim_generation(&group, &topic, Partition(partition));
+            assert_eq!(claimed.unwrap(), 1);
+        };
+        claim(0);
+        let mut other = Mirror::open(dir.path(), 0o640, groups.boot).unwrap();
+        other
+            .follow(|| {
+                claim(1);
+                fine(&[])
+            })
+            .unwrap();
+        let rows = |count| (0..count).map(|number| row("pnl", number, None, 1));
+        let read = || read(dir.path(), groups.boot).unwrap().unwrap();
+        assert!(read().into_iter().eq(rows(1)), "somebody else had the lock");
+        claim(2);
+        assert!(read().into_iter().eq(rows(3)));
     }
 
     #[test]

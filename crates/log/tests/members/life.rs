@@ -57,7 +57,26 @@ fn a_partition_goes_over_only_when_its_owner_gives_it_back() {
         .unwrap();
     assert_eq!(committed.unwrap().next, Offset(7));
     let late = one.commit(&given.topic, given.partition, Offset(9));
-    assert!(matches!(late, Err(CommitError::Fenced { .. })), "{late:?}");
+    assert!(matches!(late, Err(CommitError::NotHeld { .. })), "{late:?}");
+}
+
+/// Whether anybody ever had it or not.
+#[test]
+fn a_member_commits_nothing_for_what_is_not_its_own() {
+    let world = World::new(&[("fills", 2), ("orders", 1)]);
+    let mut member = world.join(&["fills"]);
+    member.poll().unwrap();
+    let before = world.log.group_offsets().unwrap();
+    for (topic, partition) in [("fills", 2), ("orders", 0), ("nothing", 0)] {
+        let refused = member.commit(&name(topic), Partition(partition), Offset(3));
+        let text = refused.unwrap_err().to_string();
+        let expected = format!(
+            "member 1 of group g does not have partition {partition} of topic {topic}: nothing is committed; it has \
+             what its polls said"
+        );
+        assert_eq!(text, expected);
+    }
+    assert_eq!(world.log.group_offsets().unwrap(), before);
 }
 
 #[test]
