@@ -285,7 +285,7 @@ impl Member {
             }
             tables::insert(tx, group, number, &row)?;
             tables::add_partitions(tx, group, &partitions)?;
-            tables::rebalance(tx, group, &gone)?;
+            tables::rebalance(tx, group, number, &gone)?;
             Ok(())
         });
         if joined.is_err() {
@@ -581,7 +581,7 @@ impl Shared {
 
     fn take_out(&self, gone: &[Number]) -> Result<(), DatabaseError> {
         let changed = self.groups.lock().write("share out partitions in", |tx| {
-            let changed = tables::rebalance(tx, &self.group, gone);
+            let changed = tables::rebalance(tx, &self.group, self.number, gone);
             changed.map_err(Abort::<DatabaseError>::Database)
         })?;
         self.tell(changed)
@@ -649,7 +649,7 @@ impl Shared {
             hold::point("member.rebalance");
             let changed = self.groups.lock().write("share out partitions in", |tx| {
                 tables::add_partitions(tx, &self.group, &grown)?;
-                let changed = tables::rebalance(tx, &self.group, &gone)?;
+                let changed = tables::rebalance(tx, &self.group, self.number, &gone)?;
                 Ok::<_, Abort<DatabaseError>>(changed)
             })?;
             self.tell(changed)?;

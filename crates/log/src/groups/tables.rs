@@ -227,13 +227,16 @@ pub(super) fn add_partitions(
 
 /// Takes members out, whoever of them is still there, and shares the partitions out anew. What those had goes to others at
 /// once, and is fenced; what a member that stays has is taken from it only when it gives it back. Returns whether anything
-/// changed: then there is a new generation.
+/// changed: then there is a new generation. Nothing does where `by` is no member any more: who was stopped for so long that the
+/// others took it out knows nothing of who lives now.
 pub(super) fn rebalance(
     tx: &Connection,
     group_name: &Name,
+    by: Number,
     gone: &[Number],
 ) -> rusqlite::Result<bool> {
-    let Some(mut group) = group(tx, group_name)? else {
+    let group = group(tx, group_name)?;
+    let Some(mut group) = group.filter(|group| group.members.contains_key(&by)) else {
         return Ok(false);
     };
     let mut is_changed = false;
@@ -366,4 +369,48 @@ pub(super) fn group_names(tx: &Connection) -> rusqlite::Result<Vec<Name>> {
     tx.prepare_cached("SELECT group_name FROM groups ORDER BY group_name")?
         .query_map([], |row| name(row, 0))?
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{SCHEMA, strategy::Strategy},
+        *,
+    };
+    use crate::sqlite::{Abort, Database, DatabaseError};
+
+    #[test]
+    fn who_was_taken_out_takes_nobody_out() {
+        let mut database = Database::in_memory(&SCHEMA).unwrap();
+        let [group_name, topic]: [Name; 2] = ["g", "fills"].map(|name| name.parse().unwrap());
+        let done = database.write("play in", |tx| {
+            let member = MemberRow {
+                label: String::new(),
+                heartbeat: Duration::from_secs(1),
+                frozen_after: Duration::from_secs(10),
+                topics: BTreeSet::from([topic.clone()]),
+            };
+            for expected in 1..=2 {
+                let given = number(tx, &group_name, Strategy::Sticky)?;
+                assert_eq!(given, expected);
+                insert(tx, &group_name, given, &member)?;
+            }
+            add_partitions(tx, &group_name, &BTreeMap::from([(topic.clone(), 2)]))?;
+            assert!(rebalance(tx, &group_name, 1, &[])?);
+            let owners = |tx: &Connection| -> rusqlite::Result<Vec<_>> {
+                let shares = group(tx, &group_name)?.unwrap().shares;
+                Ok(shares.iter().map(|share| share.owner).collect())
+            };
+            assert_eq!(owners(tx)?, [Some(1), Some(2)]);
+            // Each takes the other for frozen; the first one was stopped before it said so.
+            assert!(rebalance(tx, &group_name, 2, &[1])?);
+            assert!(!rebalance(tx, &group_name, 1, &[2])?);
+            assert_eq!(owners(tx)?, [Some(2); 2]);
+            // Who leaves says so itself.
+            assert!(rebalance(tx, &group_name, 2, &[2])?);
+            assert_eq!(owners(tx)?, [None; 2]);
+            Ok::<_, Abort<DatabaseError>>(())
+        });
+        done.unwrap();
+    }
 }
