@@ -54,9 +54,7 @@ pub enum DatabaseError {
         found: &'static str,
     },
     /// There was no file, and none could be made.
-    #[error(
-        "cannot create {path}: {source}; its directory must exist, and this user must be allowed to write there"
-    )]
+    #[error("cannot create {path}: {source}; {}", to_create(.source))]
     Create {
         /// The file or directory.
         path: PathBuf,
@@ -109,6 +107,16 @@ pub enum DatabaseError {
         /// SQLite's answer.
         source: rusqlite::Error,
     },
+}
+
+/// What to do about a file that cannot be made.
+fn to_create(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free some space on its file system"
+        }
+        _ => "its directory must exist, and this user must be allowed to write there",
+    }
 }
 
 /// What to do about SQLite's answer, where that is known.

@@ -88,7 +88,8 @@ impl Topic {
     /// Drops whole segments from the start of a partition, as `policy` says, after sealing the active one if it is old
     /// enough: see [`Retention`] and [`TopicConfig::roll_age`](crate::TopicConfig::roll_age). `passed` is asked for the
     /// groups that the policy names. With `dry_run` nothing is changed. Readers that are overtaken hear of it by
-    /// [`ReadError::StartMoved`](crate::ReadError::StartMoved); what duplicates are told by is kept.
+    /// [`ReadError::StartMoved`](crate::ReadError::StartMoved); what duplicates are told by is kept. The space comes back when
+    /// nobody has a dropped segment open any more: whoever reads or appends lets go of it with the next call.
     ///
     /// # Errors
     /// As an append.

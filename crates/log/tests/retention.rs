@@ -296,6 +296,33 @@ fn lg_10_space_comes_back_and_descriptors_stay_level() {
     assert!(bytes < 16 * 4096, "{bytes} bytes are left");
 }
 
+/// HAZARDS LG-10: what somebody left standing who died while he removed it, the next retention removes, also of a process that
+/// had the log open all the time, and where nothing else is to be dropped.
+#[test]
+fn lg_10_space_comes_back_though_retention_dies() {
+    let few = by_bytes(3 * 4096);
+    for at in 1.. {
+        let mut world = World::new(1, config(Retention::default()), 1);
+        let topic = world.open().unwrap();
+        append(&mut world, 60);
+        let dies = Log::open_on(world.disk.process(), ROOT, &options()).unwrap();
+        let dying = dies.topic(&topic_name()).unwrap();
+        dying.recover(P0).unwrap();
+        world.disk.kill_at(at);
+        let died = dying.retain(P0, &few, &Passed::default(), false).is_err();
+        world.disk.spare();
+        retain(&topic, &few);
+        let start = topic.start(P0).unwrap();
+        let first = segments(&world).remove(0);
+        let expected = format!("{:020}.log", start.0);
+        assert!(first.ends_with(&expected), "{at}: {first:?} {expected}");
+        world.check(None);
+        if !died {
+            return;
+        }
+    }
+}
+
 /// HAZARDS LG-10: an option keeps what a named group still needs; without a limit of size or age, what all of them have
 /// passed goes.
 #[test]

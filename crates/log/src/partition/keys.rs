@@ -54,6 +54,8 @@ impl Partition {
         }
         // Left by somebody who died: he held the lock.
         self.remove_half_made(HALF_MADE)?;
+        // Of those that retention has dropped nobody asks any more.
+        self.known_whole().retain(|base, _| *base >= start);
         let mut bases = segment::list(storage, self.dir())?;
         bases.retain(|base| (start..=active).contains(base));
         let mut made = 0;
