@@ -176,8 +176,8 @@ impl KeyReader {
     /// Decides how far each part is read before the first is looked at again.
     ///
     /// Ends are looked at from the last part to the first: what a source stored before something that is read now is in an
-    /// end that is looked at later. After them, whether the topic has grown: whoever stores by a new number of partitions
-    /// has seen to it that the page says so.
+    /// end that is looked at later. After them, whether the topic's file was changed: whoever stores by a new number of
+    /// partitions has seen to it that the page says so.
     fn begin_round(&mut self) -> Result<(), ReadError> {
         loop {
             for part in self.parts.iter_mut().rev() {
@@ -186,10 +186,10 @@ impl KeyReader {
                     None => part.partition.ends()?.1,
                 };
             }
-            let growths = self.topic.times_grown();
+            let changes = self.topic.changes();
             let mut is_fresh = true;
             for part in &self.parts {
-                is_fresh &= part.partition.goes_by(growths)?;
+                is_fresh &= part.partition.has_heard_of(changes)?;
             }
             if is_fresh || !self.topic.refresh_to_read()? {
                 break;

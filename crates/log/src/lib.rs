@@ -71,7 +71,10 @@ pub use partitioner::partition_for_key;
 pub use reader::{Overtaken, ReadError, Reader, Record};
 pub use recovery::RecoveryReport;
 pub use storage::Access;
-pub use topic::{Compaction, GrowError, Growth, RepairError, Retention, Topic, TopicConfig};
+pub use topic::{
+    Compaction, ConfigureError, Configured, GrowError, Growth, RepairError, Retention, Topic,
+    TopicConfig,
+};
 pub use upkeep::{Passed, Upkeep, UpkeepError};
 pub use writer::{
     EpochEnded, LastStored, ResumeError, ResumePoint, Succession, Writer, WriterError,

@@ -7,9 +7,9 @@
 mod active;
 mod append;
 mod appender;
+mod changes;
 mod compact;
 mod durability;
-mod grow;
 mod keys;
 mod reload;
 mod repair;
@@ -26,10 +26,14 @@ use std::{
 
 use teeline_core::{Epoch, Offset, Partition as Number, SourceId};
 
-use self::appender::{Appender, Wishes};
+pub(crate) use self::changes::{Held, Looked};
 pub use self::compact::Compacted;
 pub(crate) use self::compact::{CompactRule, KEYS_MAX};
 pub(crate) use self::retain::Rule;
+use self::{
+    appender::{Appender, Wishes},
+    changes::Asked,
+};
 pub use self::{repair::Repaired, retain::Retained};
 use crate::{
     AppendError, BatchAnswer, Durability, NewRecord, ReadError, RecoveryReport, TopicConfig,
@@ -50,7 +54,9 @@ use crate::{
 /// One partition of an open topic.
 pub(crate) struct Partition {
     env: Arc<Env>,
+    /// As it was when the partition was opened: see `asked`.
     config: TopicConfig,
+    asked: Arc<Asked>,
     number: Number,
     dir: PathBuf,
     appender: Mutex<Option<Appender>>,
@@ -107,6 +113,7 @@ impl Partition {
     pub(crate) fn new(env: Arc<Env>, config: TopicConfig, number: Number, dir: PathBuf) -> Self {
         Self {
             env,
+            asked: Arc::new(Asked::new(&config)),
             config,
             number,
             dir,
@@ -115,6 +122,11 @@ impl Partition {
             cold_ends: Mutex::new(None),
             known_whole: Mutex::default(),
         }
+    }
+
+    /// Goes by what of `config` may change while the partition is open.
+    pub(crate) fn ask(&self, config: &TopicConfig) {
+        self.asked.set(config);
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -269,13 +281,19 @@ impl Partition {
         Ok((done, self.commit(&syncer, &written)?))
     }
 
-    fn open_appender(&self) -> Result<Appender, AppendError> {
+    fn refuse_read_only(&self) -> Result<(), AppendError> {
         if self.env.options.access == Access::Read {
             return Err(AppendError::ReadOnly {
                 root: self.env.root.clone(),
             });
         }
-        Appender::open(&self.env, &self.dir, &self.config, self.number)
+        Ok(())
+    }
+
+    fn open_appender(&self) -> Result<Appender, AppendError> {
+        self.refuse_read_only()?;
+        let asked = Arc::clone(&self.asked);
+        Appender::open(&self.env, &self.dir, &self.config, asked, self.number)
     }
 
     /// Opens the partition for appending if it is not, and reports what was found when it was opened.
@@ -291,8 +309,8 @@ impl Partition {
         Ok(appender.report.clone())
     }
 
-    /// Appends a batch of a source in one of its lives. `growths` is how often the topic had grown when it was routed;
-    /// nothing is done, and nothing answered, if that is not what those who append here go by.
+    /// Appends a batch of a source in one of its lives. `growths` is how often the topic had grown when it was routed; nothing
+    /// is done, and nothing answered, if that is not what those who append here go by, or not known.
     pub(crate) fn append(
         self: &Arc<Self>,
         source: SourceId,
@@ -305,7 +323,7 @@ impl Partition {
         let done = self.with_appender(|appender| {
             appender.prepare(source, epoch, batch);
             let appended = appender.locked(|appender| {
-                if appender.growths() != Some(growths) {
+                if !appender.goes_by(growths) {
                     return Ok(None);
                 }
                 appender.append(source, epoch, batch, dedup).map(Some)

@@ -1,6 +1,7 @@
 //! A topic: a named set of partitions with one configuration.
 
 mod config;
+mod configure;
 mod grow;
 mod repair;
 
@@ -19,13 +20,14 @@ use crate::{
     directory::LOCK_FILE,
     helper::Helper,
     partition,
-    partition::Partition,
+    partition::{Looked, Partition},
     partition_for_key,
     storage::{Access, LockError, LockFile, Storage, StorageError},
 };
 
 pub use self::{
     config::{Compaction, Growth, Retention, TopicConfig},
+    configure::{ConfigureError, Configured},
     grow::GrowError,
     repair::RepairError,
 };
@@ -84,7 +86,7 @@ fn read_description(
     Description::from_bytes(&bytes).map_err(|what| TopicError::Malformed { path, what })
 }
 
-/// Takes the lock of whoever creates a topic of the log, or adds partitions to one.
+/// Takes the lock of whoever creates a topic of the log, or changes one.
 pub(crate) fn lock(env: &Env) -> Result<Box<dyn LockFile>, TopicError> {
     let lock = env.storage.lock_file(&env.root.join(LOCK_FILE))?;
     lock.acquire(env.options.patience)
@@ -125,7 +127,7 @@ pub(crate) struct Env {
 }
 
 /// A topic of an open log, as its file described it when this handle was made or [refreshed](Topic::refresh): another
-/// handle or process may have added partitions since. Clones are the same topic.
+/// handle or process may have added partitions since, or configured it anew. Clones are the same topic.
 #[derive(Debug, Clone)]
 pub struct Topic {
     shared: Arc<Shared>,
@@ -159,6 +161,9 @@ impl Current {
         mut partitions: Vec<Arc<Partition>>,
     ) -> Self {
         let config = Arc::new(description.config.clone());
+        for partition in &partitions {
+            partition.ask(&config);
+        }
         let open = u32::try_from(partitions.len()).unwrap_or(u32::MAX);
         partitions.extend((open..config.partitions).map(|number| {
             let dir = dir.join(number.to_string());
@@ -172,17 +177,17 @@ impl Current {
         }
     }
 
-    /// How often partitions were added.
-    fn growths(&self) -> u64 {
-        self.description.growths.len() as u64
-    }
-
     /// Number of partitions that a message is spread over.
     fn partitions_of(&self, identity: &Identity) -> u32 {
         let mut growths = self.description.growths.iter();
         growths
             .find(|growth| growth.precedes(identity))
             .map_or(self.config.partitions, |growth| growth.before)
+    }
+
+    /// How often partitions were added.
+    fn growths(&self) -> u64 {
+        self.description.growths.len() as u64
     }
 
     fn route(&self, identity: &Identity, key: Option<&[u8]>) -> Number {
@@ -219,7 +224,7 @@ impl Topic {
     }
 
     /// Takes in what another handle or process changed of the topic's file, and says whether there was anything: new
-    /// partitions, above all. What was routed before has to be routed anew. [`Log::topic`](crate::Log::topic) gives a
+    /// partitions, above all, or another configuration. What was routed before has to be routed anew. [`Log::topic`](crate::Log::topic) gives a
     /// handle that is fresh.
     ///
     /// # Errors
@@ -240,6 +245,12 @@ impl Topic {
                 what: error.to_string(),
             },
         })
+    }
+
+    /// What any handle of this log read last.
+    fn newest(&self) -> Arc<Current> {
+        let newest = self.shared.newest.read();
+        Arc::clone(&newest.unwrap_or_else(PoisonError::into_inner))
     }
 
     /// What the topic's file says now.
@@ -294,8 +305,8 @@ impl Topic {
         &self.shared.name
     }
 
-    /// How the topic was made, or what it has become by growth, as far as this handle has heard: see
-    /// [`Topic::refresh`].
+    /// How the topic was made, or what it has become by [growth](Topic::grow) and [otherwise](Topic::configure), as far as
+    /// this handle has heard: see [`Topic::refresh`].
     #[must_use]
     pub fn config(&self) -> Arc<TopicConfig> {
         Arc::clone(&self.current.config)
@@ -307,9 +318,9 @@ impl Topic {
         self.current.description.growths.clone()
     }
 
-    /// How often it has.
-    pub(crate) fn times_grown(&self) -> u64 {
-        self.current.growths()
+    /// How often the topic's file had been changed.
+    pub(crate) fn changes(&self) -> u64 {
+        self.current.description.changes()
     }
 
     /// All partitions, in order.
@@ -490,12 +501,17 @@ impl Topic {
         dedup: bool,
     ) -> Result<BatchAnswer, AppendError> {
         let target = self.to_append(partition)?;
-        let mut growths = self.current.growths();
+        let append = |growths| target.append(source, epoch, batch, dedup, growths);
+        let growths = self.current.growths();
+        if let Some(answer) = append(growths)? {
+            return Ok(answer);
+        }
+        // What another handle has taken in need not be read again for each record.
+        let mut newest = self.newest();
+        if newest.growths() == growths {
+            newest = self.take_in_changes(&target)?;
+        }
         loop {
-            if let Some(answer) = target.append(source, epoch, batch, dedup, growths)? {
-                return Ok(answer);
-            }
-            let newest = self.take_in_growth(&target)?;
             let moves =
                 |record: &NewRecord<'_>| self.moves(&newest, partition, source, epoch, record);
             if placed == Placed::ByRoute && batch.iter().any(moves) {
@@ -504,12 +520,15 @@ impl Topic {
                     partitions: newest.config.partitions,
                 });
             }
-            growths = newest.growths();
+            if let Some(answer) = append(newest.growths())? {
+                return Ok(answer);
+            }
+            newest = self.take_in_changes(&target)?;
         }
     }
 
-    /// Looks at the topic's file because those who append to `target` go by another history than this handle.
-    fn take_in_growth(&self, target: &Partition) -> Result<Arc<Current>, AppendError> {
+    /// Looks at the topic's file because those who append to `target` go by another one than this handle.
+    fn take_in_changes(&self, target: &Partition) -> Result<Arc<Current>, AppendError> {
         let Shared { env, name, dir, .. } = &*self.shared;
         let unreadable = |error| match error {
             TopicError::Storage(error) => AppendError::from(error),
@@ -518,11 +537,14 @@ impl Topic {
                 what: error.to_string(),
             },
         };
-        target.look_at_growths(
+        target.look_at_changes(
             || {
                 let newest = self.read_newest().map_err(unreadable)?;
-                let growths = newest.growths();
-                Ok((newest, growths))
+                let looked = Looked {
+                    changes: newest.description.changes(),
+                    growths: newest.growths(),
+                };
+                Ok((newest, looked))
             },
             |newest| describe(&*env.storage, dir, name, &newest.description).map_err(unreadable),
         )
@@ -554,9 +576,8 @@ impl Topic {
     }
 
     pub(crate) fn close(&self) -> Result<(), AppendError> {
-        let newest = self.shared.newest.read();
-        let newest = Arc::clone(&newest.unwrap_or_else(PoisonError::into_inner));
-        let closed: Vec<_> = newest
+        let closed: Vec<_> = self
+            .newest()
             .partitions
             .iter()
             .map(|partition| partition.close())

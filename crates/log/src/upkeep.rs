@@ -157,6 +157,19 @@ impl Topic {
     pub fn index_keys(&self, partition: Partition) -> Result<u64, AppendError> {
         self.to_append(partition)?.index_keys()
     }
+
+    /// Removes the indexes by key of a partition, and returns how many there were: whoever reads by key scans from then on.
+    /// Where the topic's file asks for them, they come back with the next upkeep. With `dry_run`, they stay.
+    ///
+    /// # Errors
+    /// As an append; [`AppendError::Busy`] while somebody makes one.
+    pub fn drop_key_indexes(
+        &self,
+        partition: Partition,
+        dry_run: bool,
+    ) -> Result<u64, AppendError> {
+        self.to_append(partition)?.drop_keys(dry_run)
+    }
 }
 
 impl Log {

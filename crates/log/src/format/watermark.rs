@@ -22,7 +22,7 @@ layout! { USED_BYTES = 160;
     FORGOTTEN: u64 = 128,
     PREPARED: u64 = 136,
     SYNCING: u64 = 144,
-    GROWTHS: u64 = 152,
+    CHANGES: u64 = 152,
 }
 
 /// Length of the file: one page.
@@ -73,8 +73,8 @@ pub enum Word {
     /// Set while the lock for syncing is held: found set by the next holder, the one before died, and nobody knows
     /// what became of his sync.
     Syncing,
-    /// One more than how often partitions were added to the topic; 0: whoever appends next looks.
-    Growths,
+    /// One more than how often the topic's file was changed; 0: whoever appends next looks.
+    Changes,
 }
 
 impl Word {
@@ -99,7 +99,7 @@ impl Word {
         Self::Forgotten,
         Self::Prepared,
         Self::Syncing,
-        Self::Growths,
+        Self::Changes,
     ];
 
     /// Where the word stands in the page, in bytes.
@@ -125,7 +125,7 @@ impl Word {
             Self::Forgotten => field::FORGOTTEN.start(),
             Self::Prepared => field::PREPARED.start(),
             Self::Syncing => field::SYNCING.start(),
-            Self::Growths => field::GROWTHS.start(),
+            Self::Changes => field::CHANGES.start(),
         }
     }
 }

@@ -132,8 +132,12 @@ impl Appender {
         self.end.segment = self.end.offset;
         self.end.file_pos = 0;
         self.checkpoint(false)?;
-        self.wishes.index |= self.config.index_by_key;
-        self.look_at_ages()
+        let asked = self.asked.at_roll();
+        self.wishes.index |= asked.index;
+        if asked.note_age {
+            self.look_at_ages()?;
+        }
+        Ok(())
     }
 
     /// The next segment: the prepared one, or a new one.

@@ -9,6 +9,7 @@ use std::{
 use teeline_core::{Offset, Partition as Number};
 
 use super::{
+    changes::{Asked, Looked},
     durability::read_state,
     is_current,
     syncer::{self, LOOK_AGAIN, Syncer, Written},
@@ -48,6 +49,9 @@ pub(super) struct Appender {
     pub(super) env: Arc<Env>,
     pub(super) dir: PathBuf,
     pub(super) config: TopicConfig,
+    pub(super) asked: Arc<Asked>,
+    /// What this process found in the topic's file with the lock held.
+    pub(super) looked: Option<Looked>,
     pub(super) number: Number,
     pub(super) lock: Box<dyn LockFile>,
     pub(super) page: Arc<dyn SharedPage>,
@@ -101,6 +105,7 @@ impl Appender {
         env: &Arc<Env>,
         dir: &Path,
         config: &TopicConfig,
+        asked: Arc<Asked>,
         number: Number,
     ) -> Result<Self, AppendError> {
         let storage = &*env.storage;
@@ -120,6 +125,8 @@ impl Appender {
             env: Arc::clone(env),
             dir: dir.to_owned(),
             config: config.clone(),
+            asked,
+            looked: None,
             number,
             lock,
             page,

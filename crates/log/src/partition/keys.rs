@@ -19,6 +19,12 @@ use crate::{
 /// How the name of an index ends that is being made.
 const HALF_MADE: &str = ".keys.new";
 
+/// How that of a whole one ends.
+const ENDING: &str = ".keys";
+
+/// Held by whoever makes indexes, or removes them.
+const LOCK_FILE: &str = "keys.lock";
+
 impl Partition {
     /// Makes the indexes that sealed segments lack, after a roll.
     pub(super) fn index_sealed(&self) -> Result<(), AppendError> {
@@ -47,7 +53,7 @@ impl Partition {
         let (start, active) = self.with_appender(|appender| {
             appender.locked(|appender| Ok((appender.state.log_start, appender.end.segment)))
         })?;
-        let lock = storage.lock_file(&self.dir().join("keys.lock"))?;
+        let lock = storage.lock_file(&self.dir().join(LOCK_FILE))?;
         if !lock.try_acquire()? {
             // Somebody else makes them.
             return Ok(0);
@@ -76,6 +82,29 @@ impl Partition {
             }
         }
         Ok(made)
+    }
+
+    /// Removes all indexes, also those that are half made, and returns how many there were. With `dry_run`, they stay.
+    pub(crate) fn drop_keys(&self, dry_run: bool) -> Result<u64, AppendError> {
+        self.refuse_read_only()?;
+        let storage = self.storage();
+        let lock = storage.lock_file(&self.dir().join(LOCK_FILE))?;
+        if !lock.try_acquire()? {
+            return Err(AppendError::Busy {
+                path: self.dir().to_owned(),
+                holder: None,
+            });
+        }
+        let names = storage.list(self.dir())?.into_iter();
+        let indexes: Vec<_> = names.filter(|name| name.ends_with(ENDING)).collect();
+        if !dry_run {
+            self.remove_half_made(HALF_MADE)?;
+            for name in &indexes {
+                remove_if_there(storage, &self.dir().join(name))?;
+            }
+            self.known_whole().clear();
+        }
+        Ok(indexes.len() as u64)
     }
 
     /// Makes the index of one segment, unless it has one, and says whether it did.

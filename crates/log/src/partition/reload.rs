@@ -197,7 +197,7 @@ impl Appender {
             (Word::Durable, self.durable.0),
             (Word::LogStart, self.state.log_start.0),
             (Word::StateNumber, self.state.number),
-            (Word::Growths, 0),
+            (Word::Changes, 0),
             (Word::Boot, self.env.storage.boot()),
         ] {
             self.page.store(word, value)?;

@@ -149,11 +149,8 @@ impl Appender {
         self.replace_hint(&ages::path(&self.dir), &bytes)
     }
 
-    /// Takes in at a roll where the log ends, for topics that drop or seal by age.
+    /// Takes in at a roll where the log ends.
     pub(super) fn look_at_ages(&mut self) -> Result<(), AppendError> {
-        if self.config.retention.age.is_none() && self.config.roll_age.is_none() {
-            return Ok(());
-        }
         let storage = Arc::clone(&self.env.storage);
         let mut ages = ages::read(&*storage, &self.dir)?;
         // Whoever runs retention tells of jumps.

@@ -122,6 +122,8 @@ pub(crate) struct Description {
     pub(crate) config: TopicConfig,
     /// Oldest first.
     pub(crate) growths: Vec<Growth>,
+    /// How often it was configured anew.
+    pub(crate) configured: u64,
 }
 
 impl TopicConfig {
@@ -176,6 +178,8 @@ struct ConfigFile {
     roll_age_ms: Option<Duration>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     index_by_key: bool,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    configured: u64,
     visibility: Visibility,
     #[serde(default, skip_serializing_if = "Retention::keeps_all")]
     retention: Retention,
@@ -265,12 +269,22 @@ impl Description {
         Self {
             config: config.clone(),
             growths: Vec::new(),
+            configured: 0,
         }
+    }
+
+    /// How often the file was changed.
+    pub(crate) fn changes(&self) -> u64 {
+        self.growths.len() as u64 + self.configured
     }
 
     /// The text of the file.
     pub(crate) fn to_text(&self) -> Result<String, String> {
-        let Self { config, growths } = self;
+        let Self {
+            config,
+            growths,
+            configured,
+        } = self;
         let (durability, interval) = match config.durability {
             Durability::SyncEachBatch => (DurabilityName::SyncEachBatch, None),
             Durability::SyncEvery(interval) => (DurabilityName::SyncEvery, Some(interval)),
@@ -287,6 +301,7 @@ impl Description {
             retention: config.retention.clone(),
             compaction: config.compaction.clone(),
             index_by_key: config.index_by_key,
+            configured: *configured,
             growth: growths.iter().map(GrowthTable::of).collect(),
         };
         let text = toml::to_string(&file).map_err(|error| error.to_string())?;
@@ -326,8 +341,17 @@ impl Description {
         {
             return Err("growth: the last one does not lead to `partitions`".to_owned());
         }
-        Ok(Self { config, growths })
+        Ok(Self {
+            config,
+            growths,
+            configured: file.configured,
+        })
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Durations as whole milliseconds, at least one.
@@ -414,6 +438,7 @@ mod tests {
                 ends: vec![Offset(10), Offset(0)],
                 sources: BTreeMap::from(sources),
             }],
+            configured: 3,
         }
     }
 

@@ -7,12 +7,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use teeline_core::{Epoch, Name, Partition as Number, Sequence};
+use teeline_core::{Epoch, Name, Sequence};
 
-use super::{Growth, Shared, Topic, config::Description, describe, lock};
+use super::{Growth, Topic, config::Description, lock};
 use crate::{
     AppendError, TopicConfig, TopicError, partition,
-    partition::Partition,
     storage::{Access, StorageError, remove_if_there},
 };
 
@@ -116,13 +115,7 @@ impl Topic {
         config: TopicConfig,
         dry_run: bool,
     ) -> Result<Growth, GrowError> {
-        let Shared { env, name, dir, .. } = &*self.shared;
-        let old = (0..before).map(|number| self.to_append(Number(number)));
-        let old: Vec<Arc<Partition>> = old.collect::<Result<_, _>>()?;
-        let mut held = Vec::with_capacity(old.len());
-        for partition in &old {
-            held.push(partition.hold()?);
-        }
+        let mut held = self.hold_all()?;
         let mut growth = Growth {
             before,
             after: config.partitions,
@@ -144,15 +137,12 @@ impl Topic {
         }
         let mut growths = self.current.description.growths.clone();
         growths.push(growth.clone());
-        let count = growths.len() as u64;
-        let description = Description { config, growths };
-        for partition in &mut held {
-            partition.note_growths(None)?;
-        }
-        describe(&*env.storage, dir, name, &description)?;
-        for partition in &mut held {
-            partition.note_growths(Some(count))?;
-        }
+        let description = Description {
+            config,
+            growths,
+            ..self.current.description
+        };
+        self.change::<GrowError>(&mut held, &description)?;
         Ok(growth)
     }
 }
