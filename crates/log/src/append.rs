@@ -116,8 +116,8 @@ pub enum Answer {
         /// Where the stored record is.
         offset: Offset,
     },
-    /// Its number is below that of a record before it in the batch, so that storing the batch would lose it. Nothing
-    /// of the batch was stored; append in the order of the numbers.
+    /// Its number is below that of a record before it in the batch, so that storing the batch would lose it; or it is a
+    /// gap that claims that record's number. Nothing of the batch was stored; append in the order of the numbers.
     OutOfOrder {
         /// The larger number before it.
         last: Sequence,

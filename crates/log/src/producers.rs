@@ -104,10 +104,9 @@ impl Producers {
             Some(known) if known.epoch == epoch => known.sequence,
             _ => Sequence::NONE,
         };
-        let stored = largest;
         batch.iter().all(|record| {
             let is_new = record.sequence == Sequence::NONE
-                || record.sequence > largest && !covers(record, stored);
+                || record.sequence > largest && !covers(record, largest);
             largest = largest.max(record.sequence);
             is_new
         })
@@ -138,7 +137,7 @@ impl Producers {
                         offset: known.offset,
                     })
                 }
-                _ if record.sequence <= largest => {
+                _ if record.sequence <= largest || covers(record, largest) => {
                     Verdict::Answered(Answer::OutOfOrder { last: largest })
                 }
                 _ => {
@@ -171,7 +170,7 @@ fn repeat(known: &Last, record: &NewRecord<'_>) -> Answer {
     }
 }
 
-/// Whether the record is a gap that claims a sequence which is stored.
-fn covers(record: &NewRecord<'_>, stored: Sequence) -> bool {
-    record.gap_first.is_some_and(|first| first <= stored)
+/// Whether the record is a gap that claims a sequence which is stored, or is about to be.
+fn covers(record: &NewRecord<'_>, largest: Sequence) -> bool {
+    record.gap_first.is_some_and(|first| first <= largest)
 }

@@ -633,6 +633,29 @@ fn a_batch_with_a_refused_record_stores_nothing() {
         answers(&mut writer, &[NewRecord::gap(Sequence(2), Sequence(6))]),
         [Answer::Conflict { offset: Offset(1) }]
     );
+    // A gap that claims what comes just in front of it, alone and beside a repeat.
+    assert_eq!(
+        answers(
+            &mut writer,
+            &[record(4, b"d"), NewRecord::gap(Sequence(3), Sequence(6))]
+        ),
+        [Answer::Failed, Answer::OutOfOrder { last: Sequence(4) }]
+    );
+    assert_eq!(
+        answers(
+            &mut writer,
+            &[
+                record(1, b"a"),
+                record(4, b"d"),
+                NewRecord::gap(Sequence(4), Sequence(6))
+            ]
+        ),
+        [
+            Answer::Duplicate { offset: None },
+            Answer::Failed,
+            Answer::OutOfOrder { last: Sequence(4) }
+        ]
+    );
     assert_eq!(topic.end(P0).unwrap(), Offset(2));
     assert_eq!(
         answers(
