@@ -22,6 +22,16 @@ pub mod watermark;
 /// Version of all structures in this module. A reader refuses any other.
 pub const VERSION: u16 = 1;
 
+/// Offsets, terms and numbers of slots do not come so far in the life of a log: what says that they did is nonsense, and
+/// what is counted on from below does not overflow.
+pub const NUMBER_MAX: u64 = 1 << 62;
+
+/// Refuses numbers that no log ever comes to, by the names of their fields.
+pub(crate) fn check_numbers(numbers: &[(&'static str, u64)]) -> Result<(), Flaw> {
+    let flawed = numbers.iter().find(|(_, value)| *value > NUMBER_MAX);
+    flawed.map_or(Ok(()), |&(field, value)| Err(Flaw::Field { field, value }))
+}
+
 /// Why bytes are not what they should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Flaw {

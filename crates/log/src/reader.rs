@@ -186,25 +186,20 @@ impl Reader {
             end,
             ..
         } = self.batch;
-        let bytes = match (in_place, &mut self.place) {
-            (Some(pos), Some(place)) => match place.segment.in_place(pos, length) {
-                Some(bytes) => bytes,
-                None => {
-                    // What could be read a moment ago cannot be any more: reading it again will say why.
-                    place.segment.stop_mapping();
-                    self.place = None;
-                    self.batch = Batch::NONE;
-                    return 0;
-                }
-            },
+        let bytes = match (in_place, &self.place) {
+            // What could be read a moment ago may not be any more.
+            (Some(pos), Some(place)) => place.segment.in_place(pos, length).unwrap_or_default(),
             _ => &self.copy,
         };
         let mut count = 0;
-        while count < limit {
+        while count < limit && self.batch.record_pos < length {
             let rest = bytes.get(self.batch.record_pos..).unwrap_or_default();
-            // The batch was verified when it was read.
             let Some((record, bytes)) = Encoded::decode_verified(rest) else {
-                break;
+                // It was verified when it was read; since then it became unreadable, or somebody wrote where nobody may.
+                // Reading it again will say why.
+                self.place = None;
+                self.batch = Batch::NONE;
+                return count;
             };
             self.batch.record_pos += bytes;
             let offset = Offset(base.0 + u64::from(record.offset_delta));
@@ -406,6 +401,8 @@ impl Reader {
     pub fn wait(&mut self, timeout: Duration) -> Result<bool, ReadError> {
         /// Without a page that counts, nobody wakes: look again this often.
         const NAP: Duration = Duration::from_millis(10);
+        /// Whoever was to wake the sleeper may have been killed just before: look again this often.
+        const SLEEP_MAX: Duration = Duration::from_secs(1);
         let storage = Arc::clone(self.topic.storage());
         let deadline_ns = storage
             .monotonic_ns()
@@ -424,7 +421,7 @@ impl Reader {
                 return Ok(false);
             }
             match page {
-                Some(page) => page.wait(Word::Wake, seen.unwrap_or_default(), left),
+                Some(page) => page.wait(Word::Wake, seen.unwrap_or_default(), left.min(SLEEP_MAX)),
                 None => storage.nap(NAP.min(left)),
             }
         }

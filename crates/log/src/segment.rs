@@ -66,7 +66,7 @@ pub(crate) struct SegmentReader {
     /// Whether what is asked for is settled: written for good, so that it can be lent where it is mapped.
     settled: bool,
     mapped: Option<Box<dyn MappedFile>>,
-    /// Mapping was tried and could not be done, or not all of the file can be read through it.
+    /// Mapping was tried and could not be done.
     unmappable: bool,
 }
 
@@ -105,12 +105,6 @@ impl SegmentReader {
     pub(crate) fn in_place(&self, pos: u64, len: usize) -> Option<&[u8]> {
         let mapped = self.mapped.as_ref().filter(|_| self.settled)?;
         mapped.settled(pos..pos + len as u64)
-    }
-
-    /// Reads from now on, since the mapping does not give what it should.
-    pub(crate) fn stop_mapping(&mut self) {
-        self.settled = false;
-        self.unmappable = true;
     }
 
     pub(crate) fn base(&self) -> Offset {
@@ -187,7 +181,8 @@ impl SegmentReader {
         // It looks beyond what is settled.
         self.settled = false;
         let mut pos = pos.next_multiple_of(8);
-        let end = self.length()?;
+        // Where no batch can be named, there is none.
+        let end = self.length()?.min(u32::MAX.into());
         while pos < end {
             let chunk = self.bytes(pos, chunk_bytes(end - pos))?;
             let magic = batch::MAGIC.to_le_bytes();
@@ -330,7 +325,7 @@ impl<'a> Walk<'a> {
         let following = self.following();
         let (bytes_end, header) = match (found, following) {
             (Some((pos, header)), _) => {
-                self.cursor.file_pos = u32::try_from(pos).expect("segments are shorter than 4 GiB");
+                self.cursor.file_pos = u32::try_from(pos).expect("`resync` looks no further");
                 self.cursor.offset = header.base;
                 (pos, Some(header))
             }
@@ -567,3 +562,54 @@ fn if_space<T>(done: Result<T>) -> Result<Option<T>> {
 pub(crate) const SCAN_BYTES_MAX: u64 = 32 << 20;
 
 const _: () = assert!(BATCH_BYTES_MAX as u64 <= SCAN_BYTES_MAX / 2);
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::unix::fs::FileExt};
+
+    use teeline_core::Offset;
+
+    use super::{Walk, log_path};
+    use crate::{
+        DiskStorage,
+        format::{
+            Flaw,
+            batch::{Builder, Place},
+            record::Fields,
+            snapshot::Cursor,
+        },
+    };
+
+    /// A file that is longer than any segment, with a batch where no place can be named, and a snapshot that points to
+    /// just before.
+    #[test]
+    fn a_batch_that_lies_beyond_every_segment_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut builder = Builder::default();
+        builder.clear();
+        builder.push(Fields::default());
+        let place = Place {
+            base: Offset(9),
+            term: 1,
+            durable: Offset(0),
+            previous: 7,
+        };
+        let (bytes, _) = builder.finish(place);
+        let file = File::create(log_path(dir.path(), Offset(0))).unwrap();
+        let beyond = u64::from(u32::MAX) + 1;
+        file.write_all_at(bytes, beyond).unwrap();
+        let storage = DiskStorage::new().unwrap();
+        let cursor = Cursor {
+            offset: Offset(9),
+            segment: Offset(0),
+            file_pos: u32::MAX - 63,
+            previous: 7,
+            term: 1,
+        };
+        let mut walk = Walk::from(&storage, dir.path(), cursor).unwrap();
+        assert_eq!(walk.step().unwrap().unwrap_err(), Flaw::Blank);
+        let (damage, more) = walk.skip(Flaw::Blank, Offset(12)).unwrap();
+        assert!(!more);
+        assert_eq!(damage.offsets, Offset(9)..Offset(12));
+    }
+}

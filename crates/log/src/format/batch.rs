@@ -2,7 +2,7 @@
 
 use teeline_core::Offset;
 
-use super::{Flaw, VERSION, check_begin, layout, record};
+use super::{Flaw, VERSION, check_begin, check_numbers, layout, record};
 
 layout! { HEADER_BYTES = 64;
     MAGIC: u32 = 0,
@@ -215,6 +215,7 @@ pub fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
     if header.span < header.count {
         return wrong("span", header.span.into());
     }
+    check_numbers(&[("base_offset", header.base.0), ("term", header.term)])?;
     if header.durable > header.base {
         return wrong("durable", header.durable.0);
     }
@@ -554,6 +555,8 @@ mod tests {
         refused("count", &|b| field::COUNT.put(b, 2));
         refused("span", &|b| field::SPAN.put(b, 1));
         refused("durable", &|b| field::DURABLE.put(b, 1001));
+        refused("base_offset", &|b| field::BASE_OFFSET.put(b, u64::MAX - 2));
+        refused("term", &|b| field::TERM.put(b, u64::MAX));
     }
 
     #[test]

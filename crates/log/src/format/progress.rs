@@ -2,7 +2,7 @@
 
 use teeline_core::{Epoch, Sequence, SourceId};
 
-use super::{Flaw, VERSION, check_fixed, checksum_without, layout, newest};
+use super::{Flaw, VERSION, check_fixed, check_numbers, checksum_without, layout, newest};
 
 layout! { SLOT_BYTES = 80;
     MAGIC: u32 = 0,
@@ -118,6 +118,7 @@ impl Slot {
                 value: flags.into(),
             });
         }
+        check_numbers(&[("number", field::NUMBER.get(bytes))])?;
         Ok(Self {
             number: field::NUMBER.get(bytes),
             source: SourceId(field::SOURCE.get(bytes)),

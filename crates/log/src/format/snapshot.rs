@@ -2,7 +2,7 @@
 
 use teeline_core::{Epoch, Offset, Sequence, SourceId};
 
-use super::{Counted, Flaw, layout};
+use super::{Counted, Flaw, check_numbers, layout};
 use entry::ENTRY_BYTES;
 
 layout! { HEADER_BYTES = 48;
@@ -118,6 +118,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Cursor, Vec<(SourceId, Last)>), Flaw> {
         previous: field::PREVIOUS.get(bytes),
         term: field::TERM.get(bytes),
     };
+    check_numbers(&[("offset", cursor.offset.0), ("term", cursor.term)])?;
     if cursor.segment > cursor.offset {
         return Err(Flaw::Field {
             field: "segment",
@@ -187,6 +188,31 @@ mod tests {
                 _ => matches!(flaw, Flaw::Checksum { .. }),
             },
         );
+    }
+
+    #[test]
+    fn a_place_that_no_log_comes_to_is_named_although_the_checksum_fits() {
+        let (cursor, entries) = sample();
+        let far = u64::MAX;
+        let offset = Cursor {
+            offset: Offset(far),
+            ..cursor
+        };
+        let segment = Cursor {
+            segment: Offset(1004),
+            ..cursor
+        };
+        let term = Cursor {
+            term: far,
+            ..cursor
+        };
+        for (name, cursor) in [("offset", offset), ("segment", segment), ("term", term)] {
+            let flaw = decode(&encode(&cursor, &entries)).unwrap_err();
+            assert!(
+                matches!(flaw, Flaw::Field { field, .. } if field == name),
+                "{flaw}"
+            );
+        }
     }
 
     #[test]

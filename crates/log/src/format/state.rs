@@ -2,7 +2,9 @@
 
 use teeline_core::Offset;
 
-use super::{Flaw, VERSION, check_fixed, checksum_without, layout, newest, snapshot::Cursor};
+use super::{
+    Flaw, VERSION, check_fixed, check_numbers, checksum_without, layout, newest, snapshot::Cursor,
+};
 
 layout! { SLOT_BYTES = 88;
     MAGIC: u32 = 0,
@@ -105,6 +107,16 @@ impl State {
                 value: flags.into(),
             });
         }
+        check_numbers(&[
+            ("number", field::NUMBER.get(bytes)),
+            ("ceiling", field::CEILING.get(bytes)),
+            ("term", field::TERM.get(bytes)),
+            ("durable", field::DURABLE.get(bytes)),
+            ("log_start", field::LOG_START.get(bytes)),
+            ("recovery_offset", field::RECOVERY_OFFSET.get(bytes)),
+            ("recovery_segment", field::RECOVERY_SEGMENT.get(bytes)),
+            ("recovery_term", field::RECOVERY_TERM.get(bytes)),
+        ])?;
         Ok(Self {
             number: field::NUMBER.get(bytes),
             clean: flags & CLEAN != 0,
@@ -171,6 +183,58 @@ mod tests {
                 _ => matches!(flaw, Flaw::Checksum { .. }),
             },
         );
+    }
+
+    #[test]
+    fn a_number_that_no_log_comes_to_is_named_although_the_checksum_fits() {
+        let far = u64::MAX;
+        let states = [
+            (
+                "number",
+                State {
+                    number: far,
+                    ..SAMPLE
+                },
+            ),
+            (
+                "ceiling",
+                State {
+                    ceiling: Offset(far),
+                    ..SAMPLE
+                },
+            ),
+            (
+                "term",
+                State {
+                    term: far,
+                    ..SAMPLE
+                },
+            ),
+            (
+                "durable",
+                State {
+                    durable: Offset(far),
+                    ..SAMPLE
+                },
+            ),
+            (
+                "log_start",
+                State {
+                    log_start: Offset(far),
+                    ..SAMPLE
+                },
+            ),
+        ];
+        for (name, state) in states {
+            let flaw = State::decode(&state.encode()).unwrap_err();
+            assert_eq!(
+                flaw,
+                Flaw::Field {
+                    field: name,
+                    value: far
+                }
+            );
+        }
     }
 
     #[test]

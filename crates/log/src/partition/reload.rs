@@ -4,7 +4,11 @@ use std::{mem, sync::Arc};
 
 use teeline_core::Offset;
 
-use super::{appender::Appender, durability::bytes_between, is_current};
+use super::{
+    appender::Appender,
+    durability::{OFFSETS_AHEAD_MAX, bytes_between},
+    is_current,
+};
 use crate::{
     AppendError, RecoveryReport,
     format::{
@@ -116,7 +120,8 @@ impl Appender {
             && self.page.load(Word::Dirty) == 0
             && self.page.load(Word::Term) == self.state.term
             && found.torn.is_none()
-            && found.end.offset == page_end;
+            && found.end.offset == page_end
+            && page_durable <= page_end;
         if settled {
             self.page.store(Word::StateNumber, self.state.number)?;
             return Ok(());
@@ -124,7 +129,9 @@ impl Appender {
         if found.damage.is_some() {
             return self.show_damaged(&found, current);
         }
-        let answered_end = if current {
+        // An end that nobody can have come to is not believed: a page carries no checksum.
+        let most = self.state.recovery.offset.0 + OFFSETS_AHEAD_MAX;
+        let answered_end = if current && page_end.0 <= most {
             page_end
         } else {
             self.state.ceiling
@@ -227,10 +234,11 @@ impl Appender {
         rewrites: bool,
     ) -> Result<(), AppendError> {
         self.report.recovered = true;
-        if self.end.offset < answered_end {
+        if self.end.offset < answered_end.max(Offset(self.page.load(Word::End))) {
             // Before anything takes the place of what is gone: nobody who waits for it may take that for his own.
             let forgotten = self.page.load(Word::Forgotten);
-            self.page.store(Word::Forgotten, forgotten + 1)?;
+            self.page
+                .store(Word::Forgotten, forgotten.wrapping_add(1))?;
         }
         if let Some(torn) = &found.torn {
             self.erase(torn.bytes.clone())?;
