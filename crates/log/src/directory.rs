@@ -17,7 +17,7 @@ use crate::{
     AppendError, DiskStorage, LastStored, Progress, ReadError, Reader, ResumeError, ResumePoint,
     Succession, Topic, TopicConfig, Writer, WriterError, format,
     helper::Helper,
-    storage::{Access, LockError, Storage, StorageError, remove_if_there},
+    storage::{Access, Holder, LockError, Storage, StorageError, describe, remove_if_there},
     topic::{self, Env},
     writer,
 };
@@ -123,10 +123,12 @@ pub enum OpenError {
         what: String,
     },
     /// Another process is creating it and does not come to an end.
-    #[error("{} is being created by another process that does not finish", root.display())]
+    #[error("{} is being created by {} and not finished: try again later", root.display(), describe(*holder))]
     Busy {
         /// The directory.
         root: PathBuf,
+        /// Who is creating it, as far as is known.
+        holder: Option<Holder>,
     },
     /// A file operation failed.
     #[error(transparent)]
@@ -165,10 +167,12 @@ pub enum TopicError {
         root: PathBuf,
     },
     /// Another process is creating a topic, or adding partitions to one, and does not come to an end.
-    #[error("{} is held by another process that creates a topic or adds partitions", root.display())]
+    #[error("{} is held by {} to create a topic or add partitions: try again later", root.display(), describe(*holder))]
     Busy {
         /// The log's directory.
         root: PathBuf,
+        /// Who holds it, as far as is known.
+        holder: Option<Holder>,
     },
     /// A file operation failed.
     #[error(transparent)]
@@ -272,8 +276,9 @@ impl Log {
         let lock = storage.lock_file(&root.join(LOCK_FILE))?;
         lock.acquire(options.patience)
             .map_err(|error| match error {
-                LockError::Held { .. } => OpenError::Busy {
+                LockError::Held { holder, .. } => OpenError::Busy {
                     root: root.to_owned(),
+                    holder,
                 },
                 LockError::Storage(error) => error.into(),
             })?;

@@ -20,8 +20,11 @@ mod time;
 use std::{
     collections::BTreeMap,
     fmt, mem,
+    ops::{Deref, DerefMut},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    thread,
+    time::Duration,
 };
 
 use teeline_core::{Epoch, Offset, Partition as Number, SourceId};
@@ -38,6 +41,7 @@ pub use self::{repair::Repaired, retain::Retained};
 use crate::{
     AppendError, BatchAnswer, Durability, NewRecord, ReadError, RecoveryReport, TopicConfig,
     format::{
+        NUMBER_MAX,
         keys::Segment as Indexed,
         snapshot::{self, Cursor},
         state::State,
@@ -75,6 +79,33 @@ impl fmt::Debug for Partition {
     }
 }
 
+/// What a process remembers of a partition that it appends to, and nothing before it is opened; for one thread at a time.
+struct Slot<'a>(MutexGuard<'a, Option<Appender>>);
+
+impl Deref for Slot<'_> {
+    type Target = Option<Appender>;
+
+    fn deref(&self) -> &Option<Appender> {
+        &self.0
+    }
+}
+
+impl DerefMut for Slot<'_> {
+    fn deref_mut(&mut self) -> &mut Option<Appender> {
+        &mut self.0
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // Left in no known state. The partition's lock goes with it, or the others would wait for a process that lives;
+            // whoever takes it next finds the page dirty, if anything was written.
+            *self.0 = None;
+        }
+    }
+}
+
 /// Makes the files of an empty partition in a directory that nobody else sees yet.
 pub(crate) fn create(
     storage: &dyn Storage,
@@ -104,9 +135,19 @@ pub(crate) fn create(
     storage.sync_dir(dir)
 }
 
-/// Whether a page's words count: they are of this boot.
+/// Whether a page's words count: they are of this boot, and numbers that there can be.
 fn is_current(page: &dyn SharedPage, storage: &dyn Storage) -> bool {
-    page.load(Word::Magic) == watermark::MAGIC && page.load(Word::Boot) == storage.boot()
+    page.load(Word::Magic) == watermark::MAGIC
+        && page.load(Word::Boot) == storage.boot()
+        && page.load(Word::End) <= NUMBER_MAX
+        && page.load(Word::Term) <= NUMBER_MAX
+}
+
+/// An offset of the page that is never beyond its end; if it says so, the end.
+fn known_end(page: &dyn SharedPage, word: Word) -> Offset {
+    // The end later: it only grows, or takes back what nobody was promised.
+    let offset = page.load(word);
+    Offset(offset.min(page.load(Word::End)))
 }
 
 impl Partition {
@@ -162,7 +203,7 @@ impl Partition {
     /// End of what is durable, as far as anybody noted.
     pub(crate) fn durable(&self) -> Result<Offset, ReadError> {
         match self.page()? {
-            Some(page) => Ok(Offset(page.load(Word::Durable))),
+            Some(page) => Ok(known_end(&*page, Word::Durable)),
             // What is there came from the device.
             None => Ok(self.ends()?.0),
         }
@@ -172,7 +213,7 @@ impl Partition {
     pub(crate) fn ends(&self) -> Result<(Offset, Offset), ReadError> {
         if let Some(page) = self.page()? {
             // The high watermark first: it is never beyond an end read later.
-            let durable = Offset(page.load(Word::Durable));
+            let durable = known_end(&*page, Word::Durable);
             let end = Offset(page.load(Word::End));
             let high = if self.config.durability.is_synced() {
                 durable
@@ -233,7 +274,7 @@ impl Partition {
     /// First offset kept.
     pub(crate) fn start(&self) -> Result<Offset, ReadError> {
         match self.page()? {
-            Some(page) => Ok(Offset(page.load(Word::LogStart))),
+            Some(page) => Ok(known_end(&*page, Word::LogStart)),
             None => Ok(self.cold_ends()?.0),
         }
     }
@@ -243,13 +284,47 @@ impl Partition {
         known.unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn appender(&self) -> MutexGuard<'_, Option<Appender>> {
-        self.appender.lock().unwrap_or_else(|poisoned| {
-            // A panic half-way left it in no known state: the next use opens it anew.
-            let mut appender = poisoned.into_inner();
-            *appender = None;
-            appender
-        })
+    fn appender(&self) -> Slot<'_> {
+        let slot = self.appender.lock();
+        // Whoever panicked has emptied it.
+        Slot(slot.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The same, if no other thread has it now.
+    fn try_appender(&self) -> Option<Slot<'_>> {
+        match self.appender.try_lock() {
+            Ok(slot) => Some(Slot(slot)),
+            Err(TryLockError::Poisoned(slot)) => Some(Slot(slot.into_inner())),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The same, and how much of the caller's patience is left: of several threads that wait for a process that is frozen,
+    /// the last gives up when the first does.
+    fn appender_in_time(&self) -> (Slot<'_>, Duration) {
+        let patience = self.env.options.patience;
+        if let Some(slot) = self.try_appender() {
+            return (slot, patience);
+        }
+        let begin_ns = self.storage().monotonic_ns();
+        let slot = self.appender();
+        let waited_ns = self.storage().monotonic_ns().saturating_sub(begin_ns);
+        let left = patience.saturating_sub(Duration::from_nanos(waited_ns));
+        (slot, left)
+    }
+
+    /// The appender in the slot, opened if it is not, for somebody who waits so long for other processes.
+    fn opened<'a>(
+        &self,
+        slot: &'a mut Option<Appender>,
+        patience: Duration,
+    ) -> Result<&'a mut Appender, AppendError> {
+        let appender = match slot {
+            Some(appender) => appender,
+            empty => empty.insert(self.open_appender(patience)?),
+        };
+        appender.patience = patience;
+        Ok(appender)
     }
 
     /// Runs `f` on the open appender.
@@ -257,12 +332,8 @@ impl Partition {
         &self,
         f: impl FnOnce(&mut Appender) -> Result<T, AppendError>,
     ) -> Result<T, AppendError> {
-        let mut slot = self.appender();
-        let appender = match &mut *slot {
-            Some(appender) => appender,
-            empty => empty.insert(self.open_appender()?),
-        };
-        f(appender)
+        let (mut slot, patience) = self.appender_in_time();
+        f(self.opened(&mut slot, patience)?)
     }
 
     /// Runs `f` on the open appender, with the partition's lock held and everything others did taken in. What it says
@@ -290,10 +361,17 @@ impl Partition {
         Ok(())
     }
 
-    fn open_appender(&self) -> Result<Appender, AppendError> {
+    fn open_appender(&self, patience: Duration) -> Result<Appender, AppendError> {
         self.refuse_read_only()?;
         let asked = Arc::clone(&self.asked);
-        Appender::open(&self.env, &self.dir, &self.config, asked, self.number)
+        Appender::open(
+            &self.env,
+            &self.dir,
+            &self.config,
+            asked,
+            self.number,
+            patience,
+        )
     }
 
     /// Opens the partition for appending if it is not, and reports what was found when it was opened.
@@ -303,9 +381,9 @@ impl Partition {
 
     /// Opens the partition anew, after a failed sync too.
     pub(crate) fn reopen(&self) -> Result<RecoveryReport, AppendError> {
-        let mut slot = self.appender();
+        let (mut slot, patience) = self.appender_in_time();
         *slot = None;
-        let appender = slot.insert(self.open_appender()?);
+        let appender = self.opened(&mut slot, patience)?;
         Ok(appender.report.clone())
     }
 
@@ -389,10 +467,11 @@ impl Partition {
 
     /// Syncs the partition and leaves the clean mark, if it was opened for appending.
     pub(crate) fn close(&self) -> Result<(), AppendError> {
-        let mut slot = self.appender();
+        let (mut slot, patience) = self.appender_in_time();
         let Some(appender) = &mut *slot else {
             return Ok(());
         };
+        appender.patience = patience;
         let closed = if appender.stopped || appender.damage.is_some() {
             Ok(())
         } else {

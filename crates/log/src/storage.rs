@@ -12,6 +12,7 @@ use std::{
 };
 
 use teeline_core::time::Clock;
+use teeline_os::SystemClock;
 
 use crate::format::watermark::Word;
 
@@ -77,7 +78,13 @@ pub struct Holder {
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {}", self.pid)
+        let held_ns = SystemClock.wall_ns().saturating_sub(self.since_wall_ns);
+        write!(
+            f,
+            "process {} since {} s",
+            self.pid,
+            held_ns / 1_000_000_000
+        )
     }
 }
 

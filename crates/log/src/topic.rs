@@ -91,8 +91,9 @@ pub(crate) fn lock(env: &Env) -> Result<Box<dyn LockFile>, TopicError> {
     let lock = env.storage.lock_file(&env.root.join(LOCK_FILE))?;
     lock.acquire(env.options.patience)
         .map_err(|error| match error {
-            LockError::Held { .. } => TopicError::Busy {
+            LockError::Held { holder, .. } => TopicError::Busy {
                 root: env.root.clone(),
+                holder,
             },
             LockError::Storage(error) => error.into(),
         })?;

@@ -208,8 +208,8 @@ fn try_kind(file: &File, path: &Path, kind: Kind) -> Result<bool> {
 fn wait_within(file: &File, path: &Path, patience: Duration, kind: Kind) -> Result<(), LockError> {
     const NAP_MIN: Duration = Duration::from_micros(100);
     const NAP_MAX: Duration = Duration::from_millis(10);
-    let deadline_ns =
-        SystemClock.monotonic_ns() + u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX / 2);
+    let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+    let deadline_ns = SystemClock.monotonic_ns().saturating_add(patience);
     let mut nap = NAP_MIN;
     loop {
         // The time is looked at before the lock, so that the last try comes after the deadline.

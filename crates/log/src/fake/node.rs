@@ -23,6 +23,8 @@ pub(super) struct FileNode {
     pub(super) durable: Vec<u8>,
     /// What is in the cache and not known to be on the disk, in order.
     pub(super) pending: Vec<Pending>,
+    /// How many changes there ever were.
+    changes: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -107,6 +109,7 @@ impl FileNode {
     pub(super) fn change(&mut self, change: Pending) {
         change.apply(&mut self.cache);
         self.pending.push(change);
+        self.changes += 1;
         let stores = self
             .pending
             .iter()
@@ -119,8 +122,16 @@ impl FileNode {
         }
     }
 
-    pub(super) fn sync(&mut self) {
-        for change in self.pending.drain(..) {
+    /// All changes up to now.
+    pub(super) fn mark(&self) -> u64 {
+        self.changes
+    }
+
+    /// Puts the changes up to a mark onto the disk.
+    pub(super) fn sync(&mut self, mark: u64) {
+        let later = usize::try_from(self.changes - mark).unwrap_or(usize::MAX);
+        let covered = self.pending.len().saturating_sub(later);
+        for change in self.pending.drain(..covered) {
             change.apply(&mut self.durable);
         }
     }

@@ -335,12 +335,14 @@ impl StorageFile for FakeHandle {
     }
 
     fn sync(&self) -> Result<()> {
+        // What is written once it has begun, it need not cover.
+        let mark = self.shared.lock().file(self.node).mark();
         self.shared
             .announce(&Step::new(Operation::Sync, &self.path));
         let mut world = self.shared.lock();
         match world.step(self.pid, Operation::Sync, &self.path)? {
             None => {
-                world.file(self.node).sync();
+                world.file(self.node).sync(mark);
                 Ok(())
             }
             Some(error) if !world.living.contains(&self.pid) => Err(error),

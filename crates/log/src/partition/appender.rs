@@ -12,7 +12,7 @@ use super::{
     changes::{Asked, Looked},
     durability::read_state,
     is_current,
-    syncer::{self, LOOK_AGAIN, Syncer, Written},
+    syncer::{self, LOOK_AGAIN, Syncer, Written, nanos},
 };
 use crate::{
     AppendError, Damage, RecoveryReport, TopicConfig,
@@ -54,6 +54,8 @@ pub(super) struct Appender {
     pub(super) looked: Option<Looked>,
     pub(super) number: Number,
     pub(super) lock: Box<dyn LockFile>,
+    /// How long whoever uses it now waits for other processes.
+    pub(super) patience: Duration,
     pub(super) page: Arc<dyn SharedPage>,
     pub(super) syncer: Arc<Syncer>,
     /// Whether the turn to sync is held, as long as something bigger is done under it.
@@ -107,10 +109,11 @@ impl Appender {
         config: &TopicConfig,
         asked: Arc<Asked>,
         number: Number,
+        patience: Duration,
     ) -> Result<Self, AppendError> {
         let storage = &*env.storage;
         let lock = storage.lock_file(&recovery::lock_path(dir))?;
-        acquire_first(env, &*lock, dir)?;
+        acquire_first(storage, &*lock, dir, patience)?;
         // From here on an error drops the lock, and so gives it up.
         let page = open_page(storage, dir)?;
         syncer::note_holder(storage, &*page, Word::Holder, Word::HeldSinceNs)?;
@@ -129,6 +132,7 @@ impl Appender {
             looked: None,
             number,
             lock,
+            patience,
             page,
             syncer: Arc::new(syncer),
             in_turn: false,
@@ -194,7 +198,7 @@ impl Appender {
     /// Takes the partition's lock.
     fn acquire(&self) -> Result<(), AppendError> {
         let storage = &*self.env.storage;
-        let patience = u64::try_from(self.env.options.patience.as_nanos()).unwrap_or(u64::MAX);
+        let patience = nanos(self.patience);
         let mut deadline_ns = None;
         while !self.lock.try_acquire()? {
             // Whoever holds the lock looks at `waiting` after giving it up; so the next try finds it free, or is seen.
@@ -206,7 +210,7 @@ impl Appender {
             let now_ns = storage.monotonic_ns();
             let deadline_ns = *deadline_ns.get_or_insert(now_ns.saturating_add(patience));
             if now_ns >= deadline_ns {
-                return Err(busy(&self.dir, &*self.page));
+                return Err(busy(&self.dir, Some(&*self.page)));
             }
             let left = Duration::from_nanos(deadline_ns - now_ns);
             self.page.wait(Word::Freed, seen, left.min(LOOK_AGAIN));
@@ -257,7 +261,7 @@ impl Appender {
         f: impl FnOnce(&mut Self, bool) -> Result<T, AppendError>,
     ) -> Result<T, AppendError> {
         let syncer = Arc::clone(&self.syncer);
-        let mut turn = syncer.turn()?;
+        let mut turn = syncer.turn(self.patience)?;
         self.in_turn = true;
         let done = f(self, turn.doubtful);
         self.in_turn = false;
@@ -327,6 +331,7 @@ impl Appender {
         if !current
             || self.page.load(Word::Dirty) != 0
             || self.page.load(Word::Term) != self.state.term
+            || self.page.load(Word::Durable) > self.page.load(Word::End)
         {
             return self.reload();
         }
@@ -405,28 +410,31 @@ impl Appender {
 }
 
 /// Takes the partition's lock before its page is known.
-fn acquire_first(env: &Env, lock: &dyn LockFile, dir: &Path) -> Result<(), AppendError> {
+fn acquire_first(
+    storage: &dyn Storage,
+    lock: &dyn LockFile,
+    dir: &Path,
+    patience: Duration,
+) -> Result<(), AppendError> {
     const NAP: Duration = Duration::from_millis(1);
-    let storage = &*env.storage;
-    let patience = u64::try_from(env.options.patience.as_nanos()).unwrap_or(u64::MAX);
-    let deadline_ns = storage.monotonic_ns().saturating_add(patience);
+    let deadline_ns = storage.monotonic_ns().saturating_add(nanos(patience));
     loop {
         let now_ns = storage.monotonic_ns();
         if lock.try_acquire()? {
             return Ok(());
         }
         if now_ns >= deadline_ns {
-            let page = storage.page(&recovery::watermark_path(dir), Access::Read)?;
-            return Err(busy(dir, &*page));
+            let page = storage.page(&recovery::watermark_path(dir), Access::Read);
+            return Err(busy(dir, page.ok().as_deref()));
         }
         storage.nap(NAP.min(Duration::from_nanos(deadline_ns - now_ns)));
     }
 }
 
-fn busy(dir: &Path, page: &dyn SharedPage) -> AppendError {
+fn busy(dir: &Path, page: Option<&dyn SharedPage>) -> AppendError {
     AppendError::Busy {
         path: dir.to_owned(),
-        holder: syncer::holder(page, Word::Holder, Word::HeldSinceNs),
+        holder: page.and_then(|page| syncer::holder(page, Word::Holder, Word::HeldSinceNs)),
     }
 }
 

@@ -3,11 +3,11 @@
 //! How often the file was changed stands in the page as well, so that whoever appends compares it, under the lock, with what
 //! his records were routed by.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use teeline_core::{Offset, SourceId};
 
-use super::{Partition, appender::Appender};
+use super::{Partition, Slot, appender::Appender};
 use crate::{
     AppendError, TopicConfig,
     format::{snapshot::Last, watermark::Word},
@@ -61,7 +61,7 @@ pub(crate) struct Looked {
 
 /// A partition that nobody else appends to as long as this lives.
 pub(crate) struct Held<'a> {
-    slot: MutexGuard<'a, Option<Appender>>,
+    slot: Slot<'a>,
 }
 
 impl Drop for Held<'_> {
@@ -126,12 +126,8 @@ impl Partition {
 
     /// Keeps everybody else from appending.
     pub(crate) fn hold(&self) -> Result<Held<'_>, AppendError> {
-        let mut slot = self.appender();
-        match &mut *slot {
-            Some(appender) => appender,
-            empty => empty.insert(self.open_appender()?),
-        }
-        .take()?;
+        let (mut slot, patience) = self.appender_in_time();
+        self.opened(&mut slot, patience)?.take()?;
         Ok(Held { slot })
     }
 

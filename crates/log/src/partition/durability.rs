@@ -195,7 +195,7 @@ impl Partition {
             )
         };
         self.commit(&syncer, &written)?;
-        let turn = syncer.turn()?;
+        let turn = syncer.turn(self.env.options.patience)?;
         if turn.doubtful {
             // Whoever appends next sees to that first.
             return Ok(());
@@ -232,13 +232,18 @@ impl Partition {
         })
     }
 
-    /// Syncs what has waited for half the time that it may, so that all is done when the whole time is over.
+    /// Syncs what has waited for half the time that it may, so that all is done when the whole time is over. Waits for
+    /// nobody who lives, since other partitions are to be synced in time, too: whoever is in the way syncs what is due
+    /// himself, and is asked again a quarter of the time later.
     pub(crate) fn sync_if_due(&self, interval: Duration) -> Result<(), AppendError> {
         let (syncer, written) = {
-            let mut slot = self.appender();
+            let Some(mut slot) = self.try_appender() else {
+                return Ok(());
+            };
             let Some(appender) = slot.as_mut().filter(|appender| appender.is_sound()) else {
                 return Ok(());
             };
+            appender.patience = Duration::ZERO;
             let end = Offset(appender.page.load(Word::End));
             if Offset(appender.page.load(Word::Durable)) >= end {
                 appender.syncer.note_synced();
@@ -249,13 +254,16 @@ impl Partition {
             }
             appender.locked(|appender| Ok((Arc::clone(&appender.syncer), appender.written()?)))?
         };
-        self.commit(&syncer, &written).map(drop)
+        if syncer.commit(&written, Duration::ZERO)?.is_none() {
+            self.commit(&syncer, &written)?;
+        }
+        Ok(())
     }
 
     /// Waits until `written` is durable, and returns the end of what is.
     pub(super) fn commit(&self, syncer: &Syncer, written: &Written) -> Result<Offset, AppendError> {
         loop {
-            if let Some(durable) = syncer.commit(written)? {
+            if let Some(durable) = syncer.commit(written, self.env.options.patience)? {
                 return Ok(durable);
             }
             self.with_appender(|appender| {

@@ -50,6 +50,23 @@ struct Crowd {
     took: Duration,
 }
 
+/// A thread in the crowd, until it is dropped: by a panic, too, or each sync from then on would wait for it.
+#[derive(Debug)]
+struct Waits<'a> {
+    syncer: &'a Syncer,
+    end: Offset,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        let mut crowd = self.syncer.crowd();
+        // Whom a sync of this process served is not counted any more.
+        if let Some(at) = crowd.waiting.iter().position(|end| *end == self.end) {
+            crowd.waiting.swap_remove(at);
+        }
+    }
+}
+
 /// What was written and is not known to be durable.
 #[derive(Debug, Clone)]
 pub(super) struct Written {
@@ -74,7 +91,8 @@ pub(super) struct Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        if !self.doubtful {
+        // Who panics has not told the others what became of his sync.
+        if !self.doubtful && !thread::panicking() {
             // A page that cannot be stored into belongs to a process that is dead.
             drop(self.syncer.page.store(Word::Syncing, 0));
         }
@@ -120,19 +138,17 @@ impl Syncer {
 
     /// Waits until `written` is durable, syncing if nobody else does, and returns the end of what is. `None` if
     /// somebody died with the turn: then it takes the partition's lock, too, to find out.
-    pub(super) fn commit(&self, written: &Written) -> Result<Option<Offset>, AppendError> {
+    pub(super) fn commit(
+        &self,
+        written: &Written,
+        patience: Duration,
+    ) -> Result<Option<Offset>, AppendError> {
         self.crowd().waiting.push(written.end);
-        let done = self.commit_in_crowd(written);
-        let mut crowd = self.crowd();
-        // Whom a sync of this process served is not counted any more.
-        if let Some(at) = crowd.waiting.iter().position(|end| *end == written.end) {
-            crowd.waiting.swap_remove(at);
-        }
-        done
-    }
-
-    fn commit_in_crowd(&self, written: &Written) -> Result<Option<Offset>, AppendError> {
-        self.until(|| {
+        let _waits = Waits {
+            syncer: self,
+            end: written.end,
+        };
+        self.until(patience, || {
             if let Some(durable) = self.durable(written)? {
                 return Ok(Some(Some(durable)));
             }
@@ -152,8 +168,8 @@ impl Syncer {
     }
 
     /// Waits for the turn.
-    pub(super) fn turn(&self) -> Result<Turn<'_>, AppendError> {
-        self.until(|| self.try_turn())
+    pub(super) fn turn(&self, patience: Duration) -> Result<Turn<'_>, AppendError> {
+        self.until(patience, || self.try_turn())
     }
 
     /// Gives the turn up and wakes who waits for it, or for what was done in it.
@@ -166,10 +182,11 @@ impl Syncer {
     /// Tries until there is an answer, sleeping on the wake counter in between.
     fn until<T>(
         &self,
+        patience: Duration,
         mut attempt: impl FnMut() -> Result<Option<T>, AppendError>,
     ) -> Result<T, AppendError> {
         let storage = &*self.env.storage;
-        let patience = u64::try_from(self.env.options.patience.as_nanos()).unwrap_or(u64::MAX);
+        let patience = nanos(patience);
         let mut deadline_ns = None;
         loop {
             // The counter first: whoever gives the turn up after this attempt raises it.
@@ -246,6 +263,8 @@ impl Syncer {
     /// Waits for those who are to come back, for a small part of what a sync takes.
     fn wait_for_crowd(&self) {
         const PART: u32 = 2;
+        /// One sync that took seconds says nothing about the next, and nobody may come back.
+        const WAIT_MAX: Duration = Duration::from_millis(5);
         let storage = &*self.env.storage;
         let begin_ns = storage.monotonic_ns();
         loop {
@@ -254,7 +273,7 @@ impl Syncer {
                 (crowd.waiting.len(), crowd.expected, crowd.took)
             };
             let waited = Duration::from_nanos(storage.monotonic_ns().saturating_sub(begin_ns));
-            if waiting >= expected || waited >= took / PART {
+            if waiting >= expected || waited >= (took / PART).min(WAIT_MAX) {
                 return;
             }
             thread::yield_now();
@@ -283,6 +302,11 @@ impl Syncer {
             source,
         }
     }
+}
+
+/// A patience as a time on the clock; one that is too long for that lasts for ever.
+pub(super) fn nanos(patience: Duration) -> u64 {
+    u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Says in the page who holds a lock, for people.
