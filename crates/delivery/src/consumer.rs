@@ -33,10 +33,12 @@ pub enum ConsumerError {
         /// First offset kept.
         start: Offset,
     },
-    /// The log does not have records that were read before: it is an older copy, or another log.
+    /// The log does not have records that were read before: a power cut took them, of a topic that is not synced with each
+    /// batch, and nobody has appended since; or it is an older copy, or another log.
     #[error(
-        "all before {place} was read before, but the partition ends at offset {end}: the log is an older copy; restore \
-         the newer one, or seek to offset {end} to take what comes there for new"
+        "all before {place} was read before, but the partition ends at offset {end}: if a power cut took what was not \
+         synced, start its writer, which says so in the log; if the log is an older copy, restore the newer one, or seek \
+         to offset {end} to take what comes there for new"
     )]
     AheadOfLog {
         /// The next offset to read.

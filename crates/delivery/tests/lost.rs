@@ -1,16 +1,22 @@
 //! What a consumer is told of records that the log has dropped before it read them.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::{
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+};
 
 use teeline_core::{Offset, Sequence};
 use teeline_delivery::{
-    consumer::Place as At,
+    consumer::{ConsumerError, Place as At},
     hook::CrashPoint,
     mode::{Delivery, DeliveryError, Handler, Mode, OnLost, Options},
     store::{Abort, Database, Schema, StoreError, identities, sql::Sql},
 };
-use teeline_log::{Control, Log, NewRecord, Passed, Record, Retention, Topic};
+use teeline_log::{
+    Control, Durability, Log, NewRecord, Passed, Record, Retention, Topic, TopicConfig,
+    fake::FakeDisk, storage::Storage as _,
+};
 use tempfile::TempDir;
 
 #[path = "numbers/mod.rs"]
@@ -18,7 +24,7 @@ mod numbers;
 #[path = "places/mod.rs"]
 mod places;
 use numbers::{LIMIT, P0, append, empty_log, run_to_end, writer};
-use places::{Place, name, on_each_database};
+use places::{File, Place, name, on_each_database, options};
 
 on_each_database!(
     a_running_consumer_that_retention_has_overtaken_is_told_the_range_where_it_would_have_stood
@@ -264,4 +270,58 @@ fn a_new_group_was_promised_nothing<P: Place>() {
         run_to_end(&mut world.open(mode, OnLost::Report).unwrap());
         assert_eq!(world.told(), records(start, RECORDS).collect::<Vec<_>>());
     }
+}
+
+/// HAZARDS LG-05, for whoever was ahead of what was synced: the error says what to do, and then what is lost is told.
+#[test]
+fn a_consumer_that_a_power_cut_has_left_ahead_of_the_log_is_told() {
+    let mut was_ahead = 0;
+    for seed in 0..20 {
+        let disk = FakeDisk::new(seed);
+        let dir = places::dir();
+        let root = dir.path().join("log");
+        fs::create_dir(&root).unwrap();
+        let log = Log::create_on(disk.process(), &root, &options()).unwrap();
+        for above in root.ancestors().skip(1) {
+            disk.process().sync_dir(above).unwrap();
+        }
+        let config = TopicConfig {
+            durability: Durability::LeaveToOs,
+            segment_bytes: 4096,
+            ..TopicConfig::default()
+        };
+        let topic = log.create_topic(&name("numbers"), &config).unwrap();
+        let mut writer = writer(&log);
+        for number in 1..=10 {
+            let record = NewRecord::data(Sequence(number), 1, None, b"some bytes");
+            append(&mut writer, &topic, P0, record);
+        }
+        let mut world = World {
+            place: File::new().unwrap(),
+            _dir: dir,
+            log,
+            topic,
+        };
+        run_to_end(&mut world.open(Mode::AtLeastOnce, OnLost::Stop).unwrap());
+        assert_eq!(world.told().len(), 10);
+        disk.cut_power();
+        world.log = Log::open_on(disk.process(), &root, &options()).unwrap();
+        world.topic = world.log.topic(&name("numbers")).unwrap();
+        let end = world.topic.end(P0).unwrap();
+        if end < Offset(10) {
+            was_ahead += 1;
+            let error = world.open(Mode::AtLeastOnce, OnLost::Stop).unwrap_err();
+            let DeliveryError::Consumer(error @ ConsumerError::AheadOfLog { .. }) = error else {
+                panic!("{error}");
+            };
+            assert_eq!(error.lost(), Some(end..Offset(10)));
+            assert!(error.to_string().contains("start its writer"), "{error}");
+        }
+        // The next writer finds out.
+        world.topic.recover(P0).unwrap();
+        run_to_end(&mut world.open(Mode::AtLeastOnce, OnLost::Stop).unwrap());
+        let after = world.topic.end(P0).unwrap();
+        assert_eq!(world.told()[10..], [(end.0, after.0 - 2, true)]);
+    }
+    assert!(was_ahead > 0, "the disk never lost anything");
 }
