@@ -322,25 +322,14 @@ impl Groups {
         next: Offset,
         generation: u64,
     ) -> Result<(), CommitError> {
-        self.lock().write("commit an offset in", |tx| {
-            let sql = "INSERT INTO offsets (group_name, topic, partition, next, generation) VALUES (?1, ?2, ?3, ?4, ?5) \
-                       ON CONFLICT DO UPDATE SET next = excluded.next, generation = excluded.generation \
-                       WHERE generation <= excluded.generation";
-            let changed = tx.prepare_cached(sql)?.execute(params![
-                group.as_str(),
-                topic.as_str(),
-                partition.0,
-                next.0,
-                generation
-            ])?;
-            match changed {
-                1 => Ok(()),
-                _ => Err(Abort::Refused(fenced(tx, group, topic, partition, generation)?)),
-            }
-        })?;
-        // It is committed, whatever becomes of its mirror: the next one brings that up to date.
-        drop(self.follow(group, topic, partition));
-        Ok(())
+        self.put(
+            "commit an offset in",
+            group,
+            topic,
+            partition,
+            Some(next),
+            generation,
+        )
     }
 
     /// Makes the caller the owner of `partition` of `topic` in `group`: returns a generation newer than all before, and
@@ -379,14 +368,35 @@ impl Groups {
         partition: Partition,
         generation: u64,
     ) -> Result<(), CommitError> {
-        self.lock().write("claim a partition in", |tx| {
-            let sql = "INSERT INTO offsets (group_name, topic, partition, generation) VALUES (?1, ?2, ?3, ?4) \
-                       ON CONFLICT DO UPDATE SET generation = excluded.generation \
+        self.put(
+            "claim a partition in",
+            group,
+            topic,
+            partition,
+            None,
+            generation,
+        )
+    }
+
+    /// Writes down the generation of an owner, and with it the offset that the group reads next, if it says one.
+    fn put(
+        &self,
+        operation: &'static str,
+        group: &Name,
+        topic: &Name,
+        partition: Partition,
+        next: Option<Offset>,
+        generation: u64,
+    ) -> Result<(), CommitError> {
+        self.lock().write(operation, |tx| {
+            let sql = "INSERT INTO offsets (group_name, topic, partition, next, generation) VALUES (?1, ?2, ?3, ?4, ?5) \
+                       ON CONFLICT DO UPDATE SET next = coalesce(excluded.next, next), generation = excluded.generation \
                        WHERE generation <= excluded.generation";
             let changed = tx.prepare_cached(sql)?.execute(params![
                 group.as_str(),
                 topic.as_str(),
                 partition.0,
+                next.map(|next| next.0),
                 generation
             ])?;
             match changed {
@@ -394,6 +404,7 @@ impl Groups {
                 _ => Err(Abort::Refused(fenced(tx, group, topic, partition, generation)?)),
             }
         })?;
+        // It is durable, whatever becomes of its mirror: the next one brings that up to date.
         drop(self.follow(group, topic, partition));
         Ok(())
     }
