@@ -304,3 +304,22 @@ impl FakeDisk {
         file.pending.clear();
     }
 }
+
+/// A disk with a log of one topic and one partition on it, and who writes there, for tests of what the crate keeps to itself.
+#[cfg(test)]
+pub(crate) fn written_topic(segment_bytes: u32) -> (FakeDisk, crate::Topic, crate::Writer) {
+    let disk = FakeDisk::new(1);
+    let log = crate::Log::create_on(disk.process(), "/log", &crate::LogOptions::default()).unwrap();
+    let config = crate::TopicConfig {
+        segment_bytes,
+        ..crate::TopicConfig::default()
+    };
+    let topic = log.create_topic(&"fills".parse().unwrap(), &config);
+    let source = "gw1.fills".parse().unwrap();
+    let writer = log.writer(
+        &source,
+        teeline_core::Epoch(1),
+        crate::Succession::AfterDrain,
+    );
+    (disk, topic.unwrap(), writer.unwrap())
+}

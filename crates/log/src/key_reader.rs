@@ -381,33 +381,15 @@ impl Part {
 mod tests {
     use std::collections::BTreeMap;
 
-    use teeline_core::{Epoch, Offset, Partition, Sequence};
+    use teeline_core::{Offset, Partition, Sequence};
 
     use super::{KeyReader, history};
-    use crate::{
-        Growth, Log, LogOptions, NewRecord, Succession, TopicConfig, fake::FakeDisk,
-        partition_for_key,
-    };
+    use crate::{Growth, NewRecord, fake::written_topic, partition_for_key};
 
     /// Keys of one hash are told apart by their bytes, in an index that took many passes to make.
     #[test]
     fn keys_whose_hashes_collide_are_told_apart() {
-        let disk = FakeDisk::new(1);
-        let log = Log::create_on(disk.process(), "/log", &LogOptions::default()).unwrap();
-        let config = TopicConfig {
-            segment_bytes: 16 << 10,
-            ..TopicConfig::default()
-        };
-        let topic = log
-            .create_topic(&"fills".parse().unwrap(), &config)
-            .unwrap();
-        let mut writer = log
-            .writer(
-                &"gw1.fills".parse().unwrap(),
-                Epoch(1),
-                Succession::AfterDrain,
-            )
-            .unwrap();
+        let (disk, topic, mut writer) = written_topic(16 << 10);
         let p0 = Partition(0);
         for number in 1..=600_u64 {
             let key = [b'k', u8::try_from(number % 7).unwrap()];

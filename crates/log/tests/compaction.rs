@@ -20,7 +20,7 @@ use teeline_log::{
     TopicConfig, Writer,
     fake::{FakeDisk, Fault, Operation},
 };
-use world::{EPOCH, ROOT, options, source, topic_name};
+use world::{EPOCH, Process, ROOT, created, options, source, topic_name};
 
 const P0: Partition = Partition(0);
 
@@ -50,12 +50,8 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
-        let disk = FakeDisk::new(1);
-        let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
-        let topic = log.create_topic(&topic_name(), &config()).unwrap();
-        let writer = log
-            .writer(&source(0), EPOCH, Succession::AfterDrain)
-            .unwrap();
+        let disk = created(1, &config());
+        let Process { log, topic, writer } = Process::on(&disk, 0);
         Self {
             disk,
             log,

@@ -9,12 +9,12 @@ use std::{io::ErrorKind, path::Path, time::Duration};
 use teeline_core::{Offset, Partition, Sequence};
 use teeline_log::{
     Access, Answer, AppendError, Compaction, ConfigureError, Durability, Log, LogOptions,
-    NewRecord, Passed, Retention, Succession, Topic, TopicConfig, Writer,
+    NewRecord, Passed, Retention, TopicConfig,
     fake::{FakeDisk, Fault, Operation},
     partition_for_key,
     storage::Storage,
 };
-use world::{EPOCH, ROOT, options, source, topic_name};
+use world::{Process, ROOT, created, options, topic_name};
 
 const P0: Partition = Partition(0);
 
@@ -24,22 +24,7 @@ fn key() -> [u8; 1] {
     keys.find(|key| partition_for_key(key, 2) == P0).unwrap()
 }
 
-/// A process with handles of its own.
-struct Process {
-    log: Log,
-    topic: Topic,
-    writer: Writer,
-}
-
 impl Process {
-    fn on(disk: &FakeDisk, number: usize) -> Self {
-        let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
-        let topic = log.topic(&topic_name()).unwrap();
-        let writer = log.writer(&source(number), EPOCH, Succession::AfterDrain);
-        let writer = writer.unwrap();
-        Self { log, topic, writer }
-    }
-
     /// Sends messages of a few keys; each fills a good part of a segment.
     fn send(&mut self, numbers: std::ops::RangeInclusive<u64>) {
         let key = key();
@@ -59,13 +44,6 @@ fn config() -> TopicConfig {
     }
 }
 
-fn created(config: &TopicConfig) -> FakeDisk {
-    let disk = FakeDisk::new(1);
-    let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
-    log.create_topic(&topic_name(), config).unwrap();
-    disk
-}
-
 fn indexes(disk: &FakeDisk) -> usize {
     let files = disk.files(ROOT.as_ref()).into_iter();
     let is_index = |path: &std::path::PathBuf| path.extension().is_some_and(|e| e == "keys");
@@ -76,7 +54,7 @@ fn indexes(disk: &FakeDisk) -> usize {
 /// sealed before.
 #[test]
 fn writers_in_other_processes_go_by_the_new_configuration() {
-    let disk = created(&config());
+    let disk = created(1, &config());
     let (mut writer, mut operator) = (Process::on(&disk, 0), Process::on(&disk, 1));
     writer.send(1..=30);
     assert_eq!(indexes(&disk), 0);
@@ -125,7 +103,7 @@ fn writers_in_other_processes_go_by_the_new_configuration() {
 
 #[test]
 fn a_policy_that_is_turned_on_later_is_gone_by() {
-    let disk = created(&config());
+    let disk = created(1, &config());
     let mut process = Process::on(&disk, 0);
     process.send(1..=30);
     process.log.look_after().unwrap();
@@ -155,7 +133,7 @@ fn a_policy_that_is_turned_on_later_is_gone_by() {
 
 #[test]
 fn what_everybody_relies_on_is_refused() {
-    let disk = created(&config());
+    let disk = created(1, &config());
     let process = Process::on(&disk, 0);
     let mut topic = process.topic.clone();
     let mut refused = |change: fn(&mut TopicConfig)| {

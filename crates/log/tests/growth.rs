@@ -1,6 +1,8 @@
 //! Adding partitions: where records go before and after, from whichever process, and whatever was killed meanwhile.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod world;
+
 use std::{
     collections::BTreeMap,
     sync::{
@@ -8,29 +10,15 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
 };
 
-use teeline_core::{Epoch, Identity, Offset, Partition, Sequence, SourceId, SourceName};
+use teeline_core::{Identity, Offset, Partition, Sequence, SourceId};
 use teeline_log::{
-    Access, Answer, AppendError, Control, Durability, GrowError, Log, LogOptions, NewRecord,
-    Succession, Topic, TopicConfig, Writer,
+    Access, Answer, AppendError, Control, Durability, GrowError, Log, LogOptions, NewRecord, Topic,
+    TopicConfig,
     fake::{FakeDisk, Fault, Operation},
 };
-
-const ROOT: &str = "/log";
-const EPOCH: Epoch = Epoch(7);
-
-fn options() -> LogOptions {
-    LogOptions {
-        patience: Duration::ZERO,
-        ..LogOptions::default()
-    }
-}
-
-fn source(number: usize) -> SourceName {
-    format!("gw{number}.fills").parse().unwrap()
-}
+use world::{EPOCH, Process, ROOT, options, source, topic_name};
 
 fn config(partitions: u32) -> TopicConfig {
     TopicConfig {
@@ -45,27 +33,8 @@ fn key(sequence: u64) -> Option<Vec<u8>> {
     (!sequence.is_multiple_of(3)).then(|| format!("k{}", sequence % 11).into_bytes())
 }
 
-/// A process that writes as one source, with a handle of the topic that it refreshes only when it is told to.
-struct Process {
-    log: Log,
-    topic: Topic,
-    writer: Writer,
-}
-
+/// Here, its handle of the topic is refreshed only when it is told to.
 impl Process {
-    fn on(disk: &FakeDisk, number: usize) -> Self {
-        let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
-        Self::of(log, number)
-    }
-
-    fn of(log: Log, number: usize) -> Self {
-        let topic = log.topic(&"fills".parse().unwrap()).unwrap();
-        let writer = log
-            .writer(&source(number), EPOCH, Succession::AfterDrain)
-            .unwrap();
-        Self { log, topic, writer }
-    }
-
     fn route(&self, sequence: u64) -> Partition {
         let identity = Identity {
             source: self.writer.source().id(),
@@ -98,7 +67,7 @@ impl Process {
 
 /// Which partition and offset each message has that the topic holds: none has two.
 fn everything(log: &Log) -> BTreeMap<(SourceId, u64), (Partition, Offset)> {
-    let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    let topic = log.topic(&topic_name()).unwrap();
     let mut found = BTreeMap::new();
     for partition in topic.partitions() {
         let mut reader = topic.reader(partition, Offset(0)).unwrap();
@@ -133,9 +102,7 @@ fn is_stored(answer: Answer) -> bool {
 fn what_comes_again_from_before_a_growth_is_a_duplicate_in_every_process() {
     let disk = FakeDisk::new(1);
     let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
-    let mut topic = log
-        .create_topic(&"fills".parse().unwrap(), &config(2))
-        .unwrap();
+    let mut topic = log.create_topic(&topic_name(), &config(2)).unwrap();
     let mut processes: Vec<_> = (0..3).map(|number| Process::on(&disk, number)).collect();
     let mut sent = 0;
     for partitions in [3, 5, 9] {
@@ -187,9 +154,7 @@ fn what_comes_again_from_before_a_growth_is_a_duplicate_in_every_process() {
 fn a_writer_that_has_not_heard_of_a_growth_is_told_only_where_that_matters() {
     let disk = FakeDisk::new(1);
     let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
-    let mut topic = log
-        .create_topic(&"fills".parse().unwrap(), &config(2))
-        .unwrap();
+    let mut topic = log.create_topic(&topic_name(), &config(2)).unwrap();
     let mut process = Process::on(&disk, 0);
     for sequence in 1..=9 {
         process.send(sequence);
@@ -285,7 +250,7 @@ fn go_on(disk: &FakeDisk, mut processes: Vec<Process>, what: &str) {
     drop(processes);
     disk.cut_power();
     let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
-    let mut topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    let mut topic = log.topic(&topic_name()).unwrap();
     assert!([2, 4].contains(&topic.config().partitions), "{what}");
     if topic.config().partitions == 2 {
         topic.grow(4, false).unwrap();
@@ -305,8 +270,7 @@ fn go_on(disk: &FakeDisk, mut processes: Vec<Process>, what: &str) {
 fn grown_half_way(seed: u64) -> (FakeDisk, Vec<Process>, Topic) {
     let disk = FakeDisk::new(seed);
     let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
-    log.create_topic(&"fills".parse().unwrap(), &config(2))
-        .unwrap();
+    log.create_topic(&topic_name(), &config(2)).unwrap();
     let mut processes: Vec<_> = (0..2).map(|number| Process::on(&disk, number)).collect();
     for process in &mut processes {
         for sequence in 1..=20 {
@@ -314,7 +278,7 @@ fn grown_half_way(seed: u64) -> (FakeDisk, Vec<Process>, Topic) {
         }
     }
     let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
-    let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    let topic = log.topic(&topic_name()).unwrap();
     (disk, processes, topic)
 }
 
@@ -386,9 +350,7 @@ fn a_growth_of_which_an_operation_fails_can_be_done_again() {
 fn partitions_do_not_get_fewer_and_those_who_only_read_add_none() {
     let disk = FakeDisk::new(1);
     let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
-    let mut topic = log
-        .create_topic(&"fills".parse().unwrap(), &config(4))
-        .unwrap();
+    let mut topic = log.create_topic(&topic_name(), &config(4)).unwrap();
     for asked in [0, 3, 4] {
         let error = topic.grow(asked, false).unwrap_err();
         assert!(
@@ -408,12 +370,12 @@ fn partitions_do_not_get_fewer_and_those_who_only_read_add_none() {
         ..options()
     };
     let log = Log::open_on(disk.process(), ROOT, &reads).unwrap();
-    let mut topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    let mut topic = log.topic(&topic_name()).unwrap();
     assert!(topic.grow(5, false).is_err());
     // A writer that is in the middle of an append is waited for, and not longer than was said.
     let other = Process::on(&disk, 0);
     let again = Log::open_on(disk.process(), ROOT, &options()).unwrap();
-    let mut topic = again.topic(&"fills".parse().unwrap()).unwrap();
+    let mut topic = again.topic(&topic_name()).unwrap();
     let lock = teeline_log::storage::Storage::lock_file(
         &*disk.process(),
         std::path::Path::new("/log/fills/2/lock"),
@@ -439,7 +401,7 @@ fn a_topic_grows_under_writers_that_are_at_work() {
         ..LogOptions::default()
     };
     let log = Log::create(dir.path().join("log"), &options).unwrap();
-    let name = "fills".parse().unwrap();
+    let name = topic_name();
     let config = TopicConfig {
         durability: Durability::LeaveToOs,
         segment_bytes: 1 << 16,

@@ -11,10 +11,10 @@ use std::{
 
 use teeline_core::{Identity, Offset, Partition, Sequence};
 use teeline_log::{
-    Answer, Compaction, KeyReader, Log, NewRecord, Passed, Retention, Succession, Topic,
-    TopicConfig, Writer, fake::FakeDisk, partition_for_key,
+    Answer, Compaction, KeyReader, Log, NewRecord, Passed, Retention, Topic, TopicConfig, Writer,
+    fake::FakeDisk, partition_for_key,
 };
-use world::{Crash, EPOCH, ROOT, Seed, options, seeds, source, topic_name};
+use world::{Crash, EPOCH, Process, ROOT, Seed, created, seeds, source};
 
 const P0: Partition = Partition(0);
 const KEYS: u64 = 12;
@@ -31,21 +31,10 @@ fn key(number: u64) -> Vec<u8> {
     format!("account-{number}").into_bytes()
 }
 
-fn open(disk: &FakeDisk) -> (Log, Topic, Writer) {
-    let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
-    let topic = log.topic(&topic_name()).unwrap();
-    let writer = log
-        .writer(&source(0), EPOCH, Succession::AfterDrain)
-        .unwrap();
-    (log, topic, writer)
-}
-
 impl Place {
     fn new(seed: u64, config: &TopicConfig) -> Self {
-        let disk = FakeDisk::new(seed);
-        let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
-        log.create_topic(&topic_name(), config).unwrap();
-        let (log, topic, writer) = open(&disk);
+        let disk = created(seed, config);
+        let Process { log, topic, writer } = Process::on(&disk, 0);
         Self {
             disk,
             log,
@@ -140,7 +129,8 @@ impl Place {
 
     fn reopen(&mut self) {
         self.disk.kill_all();
-        (self.log, self.topic, self.writer) = open(&self.disk);
+        let Process { log, topic, writer } = Process::on(&self.disk, 0);
+        (self.log, self.topic, self.writer) = (log, topic, writer);
     }
 }
 
@@ -556,7 +546,8 @@ fn making_an_index_may_end_at_any_step() {
         loop {
             steps += 1;
             let disk = place.disk.fork();
-            let (_log, topic, _writer) = open(&disk);
+            let dying = Process::on(&disk, 0);
+            let topic = &dying.topic;
             topic.recover(P0).unwrap();
             disk.kill_at(steps);
             let done = topic.index_keys(P0);
@@ -568,7 +559,7 @@ fn making_an_index_may_end_at_any_step() {
                 Crash::PowerCut => disk.cut_power(),
                 _ => disk.kill_all(),
             }
-            let (log, topic, writer) = open(&disk);
+            let Process { log, topic, writer } = Process::on(&disk, 0);
             let after = Place {
                 disk,
                 log,

@@ -450,33 +450,18 @@ mod tests {
         sync::{Arc, Mutex},
     };
 
-    use teeline_core::{Epoch, Offset, Partition, Sequence};
+    use teeline_core::{Offset, Partition, Sequence};
 
     use super::CompactRule;
     use crate::{
-        Log, LogOptions, NewRecord, Succession, TopicConfig,
-        fake::{FakeDisk, Operation},
+        NewRecord,
+        fake::{Operation, written_topic},
     };
 
     /// With more keys than a pass remembers, later passes write only what they drop something from.
     #[test]
     fn a_segment_of_which_everything_stays_is_written_once_in_several_passes() {
-        let disk = FakeDisk::new(1);
-        let log = Log::create_on(disk.process(), "/log", &LogOptions::default()).unwrap();
-        let config = TopicConfig {
-            segment_bytes: 4096,
-            ..TopicConfig::default()
-        };
-        let topic = log
-            .create_topic(&"fills".parse().unwrap(), &config)
-            .unwrap();
-        let mut writer = log
-            .writer(
-                &"gw1.fills".parse().unwrap(),
-                Epoch(1),
-                Succession::AfterDrain,
-            )
-            .unwrap();
+        let (disk, topic, mut writer) = written_topic(4096);
         let p0 = Partition(0);
         for number in 1..=200 {
             // All keys are different but for the first, which the last record of all has once more.

@@ -40,6 +40,38 @@ pub fn options() -> LogOptions {
     }
 }
 
+/// A disk with a log of one topic on it, which nobody has open.
+pub fn created(seed: u64, config: &TopicConfig) -> FakeDisk {
+    let disk = FakeDisk::new(seed);
+    let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
+    log.create_topic(&topic_name(), config).unwrap();
+    disk
+}
+
+/// A process with handles of its own, that writes as one source.
+#[derive(Debug)]
+pub struct Process {
+    pub log: Log,
+    pub topic: Topic,
+    pub writer: Writer,
+}
+
+impl Process {
+    pub fn on(disk: &FakeDisk, number: usize) -> Self {
+        Self::of(
+            Log::open_on(disk.process(), ROOT, &options()).unwrap(),
+            number,
+        )
+    }
+
+    pub fn of(log: Log, number: usize) -> Self {
+        let topic = log.topic(&topic_name()).unwrap();
+        let writer = log.writer(&source(number), EPOCH, Succession::AfterDrain);
+        let writer = writer.unwrap();
+        Self { log, topic, writer }
+    }
+}
+
 /// Seed of a test: from `TEELINE_SEED` if it is set.
 pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
     let given: Option<u64> = std::env::var("TEELINE_SEED")
