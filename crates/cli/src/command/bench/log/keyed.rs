@@ -170,10 +170,16 @@ impl Keyed {
                 .collect();
             appending.append(&records)?;
         }
-        // Seals the last segment, and makes the indexes that there are not.
+        // The last segment is sealed at the second look: the first one only sees what there is.
+        appending.log.look_after().map_err(Failure::new)?;
         teeline_os::sleep(2 * ROLL_AGE);
         appending.log.look_after().map_err(Failure::new)?;
         appending.log.close().map_err(Failure::new)?;
+        let segments = work::segments(&self.path)?;
+        let last = segments.last().map(|path| base_of(path)).transpose()?;
+        if last != Some(self.records()) {
+            return Err(Failure::new("the last segment was not sealed"));
+        }
         Ok(Round::new())
     }
 
