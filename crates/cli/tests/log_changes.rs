@@ -388,6 +388,145 @@ fn partitions_are_added_by_command_and_what_was_there_is_not_stored_again() {
 }
 
 #[test]
+fn a_topic_is_configured_by_command_and_what_cannot_change_is_said() {
+    let place = Place::new(&["--segment-bytes", "64K"]);
+    let by = ["--source", "gw1.fills", "--key-separator", "="];
+    place.append(&by, &lines(0..3_000));
+    let configure = |more: &[&str]| place.verb(&[&["configure", "fills"], more].concat()).run();
+    let done = |more: &[&str]| configure(more).fine().objects().remove(0);
+    let indexes = || {
+        let files = fs::read_dir(place.root().join("fills/0"))
+            .unwrap()
+            .flatten();
+        let is_index = |entry: &fs::DirEntry| entry.path().extension().is_some_and(|e| e == "keys");
+        files.filter(is_index).count()
+    };
+    let topic = || place.verb(&["topics"]).run().fine().objects().remove(0);
+
+    // The index, tried first.
+    let tried = done(&["--index-by-key", "on", "--dry-run"]);
+    assert_eq!(
+        (
+            &tried["before"]["index_by_key"],
+            &tried["after"]["index_by_key"]
+        ),
+        (&false.into(), &true.into())
+    );
+    assert_eq!((indexes(), &topic()["index_by_key"]), (0, &false.into()));
+    let made = done(&["--index-by-key", "on"]);
+    assert!(indexes() > 2);
+    assert_eq!(made["indexes_made"], indexes());
+    assert_eq!(topic()["index_by_key"], true);
+    let of_key = || {
+        let read = place
+            .verb(&["read", "fills", "--key", "acct-5"])
+            .run()
+            .fine();
+        read.objects().len()
+    };
+    let found = of_key();
+    assert!(found > 100, "{found}");
+    let tried = done(&["--index-by-key", "off", "--dry-run"]);
+    assert_eq!(tried["indexes_removed"], indexes());
+    assert!(indexes() > 2);
+    done(&["--index-by-key", "off"]);
+    assert_eq!((indexes(), of_key()), (0, found));
+
+    // What is kept: each setting by itself, and taken away again.
+    done(&[
+        "--keep-bytes",
+        "128K",
+        "--passed-by",
+        "positions,risk",
+        "--roll-age",
+        "1h",
+    ]);
+    let now = topic();
+    assert_eq!(
+        (&now["keep_bytes"], &now["keep_age_ms"]),
+        (&(128 << 10).into(), &Value::Null)
+    );
+    assert_eq!(now["passed_by"], Value::from(vec!["positions", "risk"]));
+    let dropped = place
+        .verb(&["retain", "fills"])
+        .run()
+        .fine()
+        .objects()
+        .remove(0);
+    assert_eq!(dropped["segments"], 0, "neither group has passed anything");
+    done(&["--passed-by", "none", "--keep-age", "2d"]);
+    let now = topic();
+    assert_eq!(
+        (&now["keep_age_ms"], &now["roll_age_ms"]),
+        (&172_800_000.into(), &3_600_000.into())
+    );
+    let dropped = place
+        .verb(&["retain", "fills"])
+        .run()
+        .fine()
+        .objects()
+        .remove(0);
+    assert!(dropped["segments"].as_u64().unwrap() > 0, "{dropped}");
+    let text = teeline(["log", "configure"])
+        .arg(place.root())
+        .arg("fills")
+        .arg("--keep-bytes=none")
+        .arg("--keep-age=none")
+        .run()
+        .fine()
+        .stdout;
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            ["setting", "before", "now"],
+            ["keep-bytes", "131072", "none"],
+            ["keep-age", "172800000ms", "none"]
+        ]
+    );
+    done(&["--compact", "on", "--tombstones-until", "cache"]);
+    let now = topic();
+    assert_eq!(
+        (&now["compact"], &now["tombstones_until"][0]),
+        (&true.into(), &"cache".into())
+    );
+
+    // What is refused, and why; it changes nothing.
+    for (args, why) in [
+        (&["--partitions", "3"][..], "teeline log grow"),
+        (
+            &["--durability", "leave-to-os"],
+            "cannot be changed: make another topic",
+        ),
+        (
+            &["--sync-every", "1s"],
+            "cannot be changed: make another topic",
+        ),
+        (
+            &["--segment-bytes", "1M"],
+            "cannot be changed: make another topic",
+        ),
+        (&["--keep-bytes", "1G"], "both retention and compaction"),
+        (
+            &["--compact", "off", "--tombstones-until", "cache"],
+            "goes with --compact on",
+        ),
+        (&[], "nothing is to change"),
+    ] {
+        let told = configure(args).refused();
+        assert!(told.contains(why), "{told}");
+    }
+    let told = configure(&["--keep-age", "soon"]).stderr;
+    assert!(told.contains("is no duration"), "{told}");
+    assert_eq!(topic(), now);
+    let again = done(&["--compact", "on"]);
+    assert_eq!(again["before"], again["after"]);
+}
+
+#[test]
 fn damage_is_repaired_by_command_and_the_log_reads_on_in_any_language() {
     let place = Place::new(&["--segment-bytes", "64K"]);
     let by = ["--source", "gw1.fills", "--batch", "10"];

@@ -103,7 +103,7 @@ fn topics_counts_what_readers_see() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 2, "{text}");
     let words: Vec<&str> = lines[1].split_whitespace().collect();
-    assert_eq!(words, ["fills", "2", "sync-each-batch", "3"]);
+    assert_eq!(words, ["fills", "2", "sync-each-batch", "3", "everything"]);
 
     let topics = teeline(["log", "topics", "--json"])
         .arg(place.root())

@@ -2,6 +2,7 @@
 //! writers may go on; so they may while the others work, which wait for a partition as any writer does.
 
 pub(crate) mod change;
+mod configure;
 mod dump;
 mod groups;
 mod grow;
@@ -22,6 +23,7 @@ use teeline_log::{
     Control, KeyReader, Log, LogOptions, Reader, Record, Severity, Topic, groups::GroupOffset,
 };
 
+use self::configure::Settings;
 use crate::{
     command::bytes::{Excerpt, hex},
     output::{Answer, Failure, Output},
@@ -45,6 +47,11 @@ pub(crate) enum LogVerb {
     Compact(change::CompactArgs),
     /// Add partitions to a topic, also while others append and read.
     Grow(grow::GrowArgs),
+    /// Change what a topic keeps, when it is sealed and compacted, and whether keys are indexed, also while others append and
+    /// read.
+    ///
+    /// Nothing is dropped by this itself: `teeline log retain --dry-run` and `compact --dry-run` say what the next upkeep drops.
+    Configure(configure::ConfigureArgs),
     /// Say what damage takes, and with --apply tell it in the log and go on: exit status 1 when something is wrong.
     Repair(repair::RepairArgs),
     /// Print the batches of a partition as they lie in its files: exit status 1 when bytes are damaged.
@@ -134,6 +141,7 @@ impl LogVerb {
             Self::Retain(retain) => retain.run(out),
             Self::Compact(compact) => compact.run(out),
             Self::Grow(grow) => grow.run(out),
+            Self::Configure(configure) => configure.run(out),
             Self::Repair(repair) => repair.run(out),
             Self::Dump(dump) => dump.run(out),
             Self::Tail {
@@ -210,6 +218,8 @@ struct TopicLine {
     records: u64,
     /// Per partition, the offset that the next readable record gets.
     high_watermarks: Vec<u64>,
+    #[serde(flatten)]
+    settings: Settings,
 }
 
 fn topics(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
@@ -223,6 +233,7 @@ fn topics(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
             segment_bytes: config.segment_bytes,
             records: 0,
             high_watermarks: Vec::new(),
+            settings: Settings::of(&config),
         };
         for partition in topic.partitions() {
             let start = topic.start(partition).map_err(Failure::new)?;
@@ -238,11 +249,13 @@ fn topics(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
                 line.partitions.to_string(),
                 line.durability,
                 line.records.to_string(),
+                line.settings.keeps(),
             ]);
         }
     }
     if !out.is_json() {
-        out.table(&["topic", "partitions", "durability", "records"], &rows)?;
+        let heads = ["topic", "partitions", "durability", "records", "keeps"];
+        out.table(&heads, &rows)?;
     }
     Ok(Answer::Fine)
 }
