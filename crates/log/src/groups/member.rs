@@ -1,11 +1,13 @@
-//! A member of a group: it joins, is given partitions, gives them back, and watches that the others live.
+//! A member of a group: it joins, is given partitions and gives them back.
+
+mod watch;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
@@ -15,10 +17,12 @@ use std::{
 use teeline_core::{Name, Offset, Partition, time::Clock};
 use teeline_os::{SystemClock, hold};
 
+pub(super) use self::watch::page_path;
+use self::watch::{Watch, dead_members, sweep};
 use super::{
     CommitError, Groups, MEMBERS_DIR_NAME, Strategy,
     mirror::Bell,
-    page::{self, MemberPage, PeerPage},
+    page::{self, MemberPage},
     strategy::Number,
     tables::{self, GroupRow, MemberRow},
 };
@@ -178,24 +182,6 @@ struct Shared {
     is_to_look: AtomicBool,
     polled_ns: AtomicU64,
     is_to_stop: AtomicBool,
-}
-
-/// What is known of the others.
-#[derive(Debug, Default)]
-struct Watch {
-    /// When it was looked last.
-    looked_ns: Option<u64>,
-    /// The group's generation then.
-    generation: u64,
-    peers: BTreeMap<Number, Peer>,
-}
-
-#[derive(Debug)]
-struct Peer {
-    page: PeerPage,
-    beats: u64,
-    /// How long that has not moved, while this process ran.
-    still: Duration,
 }
 
 impl Log {
@@ -567,10 +553,6 @@ impl Shared {
         }
     }
 
-    fn watch(&self) -> MutexGuard<'_, Watch> {
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn release(&self, partitions: &[Held]) -> Result<(), DatabaseError> {
         let released = self.groups.lock().write("release partitions in", |tx| {
             let released = tables::release(tx, &self.group, self.number, partitions);
@@ -614,91 +596,6 @@ impl Shared {
             self.page.beat(now_ns);
         }
     }
-
-    fn look_at_others(&self) -> Result<(), MemberError> {
-        let now_ns = self.options.clock.monotonic_ns();
-        if self.is_stalled(now_ns) {
-            return Ok(());
-        }
-        let Some(row) = self.row()? else {
-            self.is_to_look.store(true, Ordering::Release);
-            return Ok(());
-        };
-        let mut watch = self.watch();
-        if row.generation != watch.generation || !row.members.contains_key(&self.number) {
-            self.is_to_look.store(true, Ordering::Release);
-        }
-        watch.generation = row.generation;
-        if !row.members.contains_key(&self.number) {
-            return Ok(());
-        }
-        let ran = watch
-            .looked_ns
-            .map_or(Duration::ZERO, |looked_ns| {
-                Duration::from_nanos(now_ns.saturating_sub(looked_ns))
-            })
-            .min(self.options.heartbeat);
-        watch.looked_ns = Some(now_ns);
-        let gone = watch.gone(&row, self, ran)?;
-        drop(watch);
-        let grown = partitions(&self.log, &self.topics)?;
-        let has_grown = grown
-            .iter()
-            .any(|(topic, count)| row.partitions(topic) < *count as usize);
-        if !gone.is_empty() || has_grown {
-            hold::point("member.rebalance");
-            let changed = self.groups.lock().write("share out partitions in", |tx| {
-                tables::add_partitions(tx, &self.group, &grown)?;
-                let changed = tables::rebalance(tx, &self.group, self.number, &gone)?;
-                Ok::<_, Abort<DatabaseError>>(changed)
-            })?;
-            self.tell(changed)?;
-            sweep(&self.members_dir(), &self.group, &gone);
-        } else if self.groups.is_behind() {
-            self.groups.follow_all()?;
-        }
-        Ok(())
-    }
-}
-
-impl Watch {
-    /// The others who are dead, or have been silent for too long.
-    fn gone(
-        &mut self,
-        row: &GroupRow,
-        shared: &Shared,
-        ran: Duration,
-    ) -> Result<Vec<Number>, MemberError> {
-        let dir = shared.members_dir();
-        self.peers
-            .retain(|number, _| row.members.contains_key(number));
-        let mut gone = Vec::new();
-        for (number, member) in &row.members {
-            if *number == shared.number {
-                continue;
-            }
-            if !self.peers.contains_key(number) {
-                let Some(page) = PeerPage::open(&page_path(&dir, &shared.group, *number))? else {
-                    gone.push(*number);
-                    continue;
-                };
-                let beats = page.beats();
-                let still = Duration::ZERO;
-                self.peers.insert(*number, Peer { page, beats, still });
-            }
-            let peer = self.peers.get_mut(number).expect("it was put there");
-            let beats = peer.page.beats();
-            peer.still = match beats == peer.beats {
-                true => peer.still + ran,
-                false => Duration::ZERO,
-            };
-            peer.beats = beats;
-            if !peer.page.is_held() || peer.still >= member.frozen_after {
-                gone.push(*number);
-            }
-        }
-        Ok(gone)
-    }
 }
 
 fn held((key, generation): (&(Name, Partition), &u64)) -> Held {
@@ -739,31 +636,5 @@ fn make_page(
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => page::sweep(&path),
             Err(error) => return Err(error.into()),
         }
-    }
-}
-
-pub(super) fn page_path(dir: &Path, group: &Name, number: Number) -> PathBuf {
-    dir.join(format!("{group}.{number}"))
-}
-
-/// The members of a group whose lock is free: whoever joins does not wait for others to notice.
-fn dead_members(groups: &Groups, dir: &Path, group: &Name) -> Result<Vec<Number>, MemberError> {
-    let row = groups
-        .lock()
-        .read("read the group in", |tx| tables::group(tx, group))?;
-    let mut dead = Vec::new();
-    for number in row.iter().flat_map(|row| row.members.keys()) {
-        let page = PeerPage::open(&page_path(dir, group, *number))?;
-        if !page.is_some_and(|page| page.is_held()) {
-            dead.push(*number);
-        }
-    }
-    Ok(dead)
-}
-
-/// Removes the files of members that are gone.
-fn sweep(dir: &Path, group: &Name, gone: &[Number]) {
-    for number in gone {
-        page::sweep(&page_path(dir, group, *number));
     }
 }
