@@ -7,7 +7,12 @@ use teeline_core::{Offset, Partition as Number};
 use super::{appender::Appender, durability::put_snapshot};
 use crate::{
     AppendError, ClockJump, Retention, ages,
-    format::{snapshot, state::State, watermark::Word},
+    format::{
+        ages::{Ages, encode},
+        snapshot,
+        state::State,
+        watermark::Word,
+    },
     recovery, segment,
     storage::{Access, StorageError, remove_if_there},
 };
@@ -73,7 +78,7 @@ impl Appender {
         let age = rule.policy.age;
         let mut ages = ages::read(&*self.env.storage, &self.dir)?;
         if age.is_some() || rule.roll_age.is_some() {
-            retained.jump = ages.look(&*self.env.storage, self.state.log_start, self.end.offset);
+            retained.jump = self.look(&mut ages);
             retained.jumps = ages.jumps;
             if !rule.dry_run {
                 self.keep_ages(&ages)?;
@@ -143,18 +148,28 @@ impl Appender {
         segments.collect()
     }
 
+    /// Takes in where the log begins and ends now. Where answers come after the sync, a power cut may take what is not durable,
+    /// and other records get its offsets, which are younger.
+    fn look(&self, ages: &mut Ages) -> Option<ClockJump> {
+        let end = if self.config.durability.is_synced() {
+            self.durable
+        } else {
+            self.end.offset
+        };
+        ages.look(&*self.env.storage, self.state.log_start, end)
+    }
+
     /// Puts the ages in place.
-    fn keep_ages(&mut self, ages: &crate::format::ages::Ages) -> Result<(), AppendError> {
-        let bytes = crate::format::ages::encode(ages);
+    fn keep_ages(&mut self, ages: &Ages) -> Result<(), AppendError> {
+        let bytes = encode(ages);
         self.replace_hint(&ages::path(&self.dir), &bytes)
     }
 
     /// Takes in at a roll where the log ends.
     pub(super) fn look_at_ages(&mut self) -> Result<(), AppendError> {
-        let storage = Arc::clone(&self.env.storage);
-        let mut ages = ages::read(&*storage, &self.dir)?;
+        let mut ages = ages::read(&*self.env.storage, &self.dir)?;
         // Whoever runs retention tells of jumps.
-        let _jump = ages.look(&*storage, self.state.log_start, self.end.offset);
+        let _jump = self.look(&mut ages);
         self.keep_ages(&ages)
     }
 
@@ -216,5 +231,61 @@ impl Appender {
         storage
             .sync_dir(&self.dir)
             .map_err(|error| self.stop(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use teeline_core::{Epoch, Offset, Partition, Sequence};
+
+    use crate::{Log, LogOptions, NewRecord, Passed, Retention, Topic, fake::written_topic};
+
+    const HOUR: Duration = Duration::from_secs(3600);
+    const DAY: Duration = Duration::from_secs(86_400);
+    const P0: Partition = Partition(0);
+
+    fn retain(topic: &Topic) -> Offset {
+        let daily = Retention {
+            age: Some(DAY),
+            ..Retention::default()
+        };
+        let retained = topic.retain(P0, &daily, &Passed::default(), false);
+        retained.unwrap().start
+    }
+
+    /// HAZARDS LG-07: a power cut may take what was written and not acknowledged, and its offset is given again. That it was
+    /// there says nothing of the age of what it is given to.
+    #[test]
+    fn what_is_not_durable_yet_says_nothing_of_the_age_of_its_offset() {
+        let (disk, topic, mut writer) = written_topic(4096);
+        let record = |number| NewRecord::data(Sequence(number), 1, None, b"a fill");
+        for number in 1..=3 {
+            writer.append(&topic, P0, &[record(number)]).unwrap();
+        }
+        // Retention comes between the write of the fourth one and its sync.
+        let (source, epoch, batch) = (writer.source().id(), writer.epoch(), [record(4)]);
+        let partition = topic.to_append(P0).unwrap();
+        let written = partition.with_appender(|appender| {
+            appender.prepare(source, epoch, &batch);
+            appender.locked(|appender| appender.append(source, epoch, &batch, true))
+        });
+        written.unwrap();
+        retain(&topic);
+        disk.cut_power();
+
+        let log = Log::open_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+        let topic = log.topic(topic.name()).unwrap();
+        topic.recover(P0).unwrap();
+        assert_eq!(topic.end(P0).unwrap(), Offset(3), "the power cut took it");
+        retain(&topic);
+        disk.advance(DAY - HOUR);
+        let succession = crate::Succession::AfterDrain;
+        let source = "gw1.fills".parse().unwrap();
+        let mut writer = log.writer(&source, Epoch(1), succession).unwrap();
+        writer.append(&topic, P0, &[record(4)]).unwrap();
+        disk.advance(2 * HOUR);
+        assert!(retain(&topic) <= Offset(3), "it is two hours old");
     }
 }
