@@ -20,7 +20,7 @@ use crate::{
 
 mod member;
 #[expect(unreachable_pub, reason = "formats declare their sizes in public")]
-mod mirror;
+pub(crate) mod mirror;
 #[expect(unreachable_pub, reason = "formats declare their sizes in public")]
 mod page;
 mod status;
@@ -32,7 +32,7 @@ pub use status::{GroupStatus, MemberStatus, PartitionStatus};
 pub use strategy::{Strategy, UnknownStrategy};
 
 /// The database, in the groups directory.
-const FILE_NAME: &str = "groups.db";
+pub(crate) const FILE_NAME: &str = "groups.db";
 
 /// The members' pages, in the groups directory.
 const MEMBERS_DIR_NAME: &str = "members";
@@ -57,6 +57,11 @@ CREATE TABLE offsets (
     partition INTEGER NOT NULL CHECK (partition >= 0),
     generation INTEGER NOT NULL CHECK (generation >= 0),
     next INTEGER CHECK (next >= 0),
+    copy TEXT AS (
+        group_name || ' ' || topic || ' ' || partition || ' ' || generation || ' ' || ifnull(next, '-')
+    ) STORED CHECK (
+        copy = group_name || ' ' || topic || ' ' || partition || ' ' || generation || ' ' || ifnull(next, '-')
+    ),
     PRIMARY KEY (group_name, topic, partition)
 ) STRICT, WITHOUT ROWID";
 
@@ -426,6 +431,15 @@ impl Groups {
         })
     }
 
+    /// Whether the mirror, if it counts, says anything else than the database does: it is behind, or damaged.
+    pub(crate) fn differs_from_mirror(&self) -> bool {
+        // The mirror first: the database is never behind it.
+        match mirror::read(&self.dir, self.boot) {
+            Ok(Some(mirrored)) => self.list().is_ok_and(|rows| rows != mirrored),
+            _ => false,
+        }
+    }
+
     /// A panic elsewhere cannot leave a transaction half done: it was rolled back.
     fn lock(&self) -> MutexGuard<'_, Database> {
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
@@ -472,7 +486,7 @@ fn offset(row: &Row<'_>) -> rusqlite::Result<GroupOffset> {
 }
 
 /// Whether a database that is only to be read cannot be, because its files beside it would have to be made or mended.
-fn needs_to_write(error: &DatabaseError) -> bool {
+pub(crate) fn needs_to_write(error: &DatabaseError) -> bool {
     let DatabaseError::Failed { source, .. } = error else {
         return false;
     };

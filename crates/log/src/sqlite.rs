@@ -1,6 +1,8 @@
 //! SQLite databases that teeline keeps, opened one way: what a transaction committed survives a power cut, and a file
 //! that is foreign, edited or damaged is refused before anything is written to it.
 
+pub(crate) mod wal;
+
 use std::{
     fmt,
     fs::{self, OpenOptions, Permissions},

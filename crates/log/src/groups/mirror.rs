@@ -27,7 +27,7 @@ use super::GroupOffset;
 use crate::format::layout;
 
 /// The page, in the groups directory.
-pub(super) const FILE_NAME: &str = "offsets.mirror";
+pub(crate) const FILE_NAME: &str = "offsets.mirror";
 
 layout! { HEADER_BYTES = 64;
     MAGIC: u64 = 0,
@@ -315,7 +315,7 @@ fn row(mapping: &Mapping, place: usize) -> Option<Key> {
 
 /// What the page in `dir` says, ordered as the database does. `None` where there is none, or where it was written before the
 /// host was started: it is not synced, so that a power cut may have left anything.
-pub(super) fn read(dir: &Path, boot: u64) -> Result<Option<Vec<GroupOffset>>> {
+pub(crate) fn read(dir: &Path, boot: u64) -> Result<Option<Vec<GroupOffset>>> {
     let path = dir.join(FILE_NAME);
     let file = match file::open_read(&path) {
         Ok(file) => file,

@@ -18,7 +18,12 @@ CREATE TABLE groups (
     group_name TEXT PRIMARY KEY,
     generation INTEGER NOT NULL CHECK (generation >= 0),
     strategy TEXT NOT NULL CHECK (strategy IN ('range', 'sticky')),
-    last_member INTEGER NOT NULL CHECK (last_member >= 0)
+    last_member INTEGER NOT NULL CHECK (last_member >= 0),
+    copy TEXT AS (
+        group_name || ' ' || generation || ' ' || strategy || ' ' || last_member
+    ) STORED CHECK (
+        copy = group_name || ' ' || generation || ' ' || strategy || ' ' || last_member
+    )
 ) STRICT, WITHOUT ROWID";
 
 pub(super) const MEMBERS: &str = "\
@@ -28,6 +33,11 @@ CREATE TABLE members (
     label TEXT NOT NULL,
     heartbeat_ns INTEGER NOT NULL CHECK (heartbeat_ns >= 1),
     frozen_after_ns INTEGER NOT NULL CHECK (frozen_after_ns >= 1),
+    copy TEXT AS (
+        group_name || ' ' || member || ' ' || label || ' ' || heartbeat_ns || ' ' || frozen_after_ns
+    ) STORED CHECK (
+        copy = group_name || ' ' || member || ' ' || label || ' ' || heartbeat_ns || ' ' || frozen_after_ns
+    ),
     PRIMARY KEY (group_name, member)
 ) STRICT, WITHOUT ROWID";
 
@@ -36,6 +46,11 @@ CREATE TABLE subscriptions (
     group_name TEXT NOT NULL,
     member INTEGER NOT NULL CHECK (member >= 1),
     topic TEXT NOT NULL,
+    copy TEXT AS (
+        group_name || ' ' || member || ' ' || topic
+    ) STORED CHECK (
+        copy = group_name || ' ' || member || ' ' || topic
+    ),
     PRIMARY KEY (group_name, member, topic)
 ) STRICT, WITHOUT ROWID";
 
@@ -47,6 +62,13 @@ CREATE TABLE shares (
     owner INTEGER CHECK (owner >= 1),
     target INTEGER CHECK (target >= 1),
     generation INTEGER NOT NULL CHECK (generation >= 0),
+    copy TEXT AS (
+        group_name || ' ' || topic || ' ' || partition || ' ' || ifnull(owner, '-')
+            || ' ' || ifnull(target, '-') || ' ' || generation
+    ) STORED CHECK (
+        copy = group_name || ' ' || topic || ' ' || partition || ' ' || ifnull(owner, '-')
+            || ' ' || ifnull(target, '-') || ' ' || generation
+    ),
     PRIMARY KEY (group_name, topic, partition)
 ) STRICT, WITHOUT ROWID";
 
