@@ -11,11 +11,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use teeline_core::{Epoch, Name, Offset, Partition, SourceName};
+use teeline_core::{Epoch, Name, Offset, Partition, Sequence, SourceName};
 
 use crate::{
-    AppendError, DiskStorage, LastStored, Progress, ReadError, Reader, ResumeError, ResumePoint,
-    Succession, Topic, TopicConfig, Writer, WriterError, format,
+    AppendError, DiskStorage, LastStored, Progress, ReadError, Reader, RepairError, RepairedSource,
+    ResumeError, ResumePoint, Succession, Topic, TopicConfig, Writer, WriterError, format,
     helper::Helper,
     storage::{Access, Holder, LockError, Storage, StorageError, describe, remove_if_there},
     topic::{self, Env},
@@ -201,6 +201,39 @@ struct IdentityFile {
     id: String,
 }
 
+/// Reads the file that makes a directory a log.
+pub(crate) fn read_identity(storage: &dyn Storage, root: &Path) -> Result<LogId, OpenError> {
+    let path = root.join(IDENTITY_FILE);
+    let malformed = |what: String| OpenError::Malformed {
+        path: path.clone(),
+        what,
+    };
+    let bytes = storage.read(&path).map_err(|error| {
+        if error.is_not_found() {
+            OpenError::NotFound {
+                root: root.to_owned(),
+            }
+        } else {
+            error.into()
+        }
+    })?;
+    if let Some(found) = format::text::version(&bytes)
+        && found != u32::from(format::VERSION)
+    {
+        return Err(OpenError::WrongVersion {
+            root: root.to_owned(),
+            found,
+        });
+    }
+    let text = format::text::open(&bytes, format::VERSION.into()).map_err(malformed)?;
+    let identity: IdentityFile =
+        toml::from_str(text).map_err(|error| malformed(error.message().to_owned()))?;
+    identity
+        .id
+        .parse()
+        .map_err(|error: LogIdError| malformed(error.to_string()))
+}
+
 /// An open log. Clones are the same log.
 #[derive(Debug, Clone)]
 pub struct Log {
@@ -328,35 +361,7 @@ impl Log {
         options: &LogOptions,
     ) -> Result<Self, OpenError> {
         let root = root.as_ref();
-        let path = root.join(IDENTITY_FILE);
-        let malformed = |what: String| OpenError::Malformed {
-            path: path.clone(),
-            what,
-        };
-        let bytes = storage.read(&path).map_err(|error| {
-            if error.is_not_found() {
-                OpenError::NotFound {
-                    root: root.to_owned(),
-                }
-            } else {
-                error.into()
-            }
-        })?;
-        if let Some(found) = format::text::version(&bytes)
-            && found != u32::from(format::VERSION)
-        {
-            return Err(OpenError::WrongVersion {
-                root: root.to_owned(),
-                found,
-            });
-        }
-        let text = format::text::open(&bytes, format::VERSION.into()).map_err(malformed)?;
-        let identity: IdentityFile =
-            toml::from_str(text).map_err(|error| malformed(error.message().to_owned()))?;
-        let id = identity
-            .id
-            .parse()
-            .map_err(|error: LogIdError| malformed(error.to_string()))?;
+        let id = read_identity(&*storage, root)?;
         refuse_unsuitable(&*storage, root, options)?;
         if options.access == Access::Write {
             // Whoever made the names may have died before they were durable; what is appended below them must not
@@ -521,6 +526,33 @@ impl Log {
     /// When a progress file cannot be read.
     pub fn sources(&self) -> Result<Vec<(SourceName, Progress)>, ResumeError> {
         writer::sources(self)
+    }
+
+    /// The names of the sources that ever had a writer here.
+    ///
+    /// # Errors
+    /// When their directory cannot be read.
+    pub fn source_names(&self) -> Result<Vec<SourceName>, StorageError> {
+        writer::names(self)
+    }
+
+    /// Says what is wrong with the progress of a source, and with `apply` puts it right. A progress that cannot be read is
+    /// found out from the source's records: its epoch is the latest of them, and everything is accounted for up to the first
+    /// number that is not in the log, unless retention may have taken it; that is too little where messages were left out by
+    /// rule, or compacted. Whoever knows better
+    /// states `through`, at most the largest number that is stored. What is stored and not accounted for is recognised when it
+    /// comes again, so that nothing is stored twice either way; but what is accounted for and not stored is never stored.
+    /// Without `apply` nothing is changed, and nothing is locked.
+    ///
+    /// # Errors
+    /// When the source's writer is alive, a partition is damaged (repair it first), or something cannot be read or written.
+    pub fn repair_source(
+        &self,
+        source: &SourceName,
+        through: Option<Sequence>,
+        apply: bool,
+    ) -> Result<RepairedSource, RepairError> {
+        writer::repair(self, source, through, apply)
     }
 
     /// Where a source has come to: its progress, and its last durable record in each partition. Settles every

@@ -152,11 +152,15 @@ impl Index {
             Err(error) if error.is_not_found() => return Ok(None),
             Err(error) => return Err(error),
         };
-        let mut bytes = [0; keys::HEADER_BYTES];
+        let mut bytes = [0; BLOCK_BYTES];
         let count = file.read_at(0, &mut bytes)?;
-        let Ok(header) = Header::decode(bytes.get(..count).unwrap_or_default()) else {
+        let (bytes, behind) = bytes.split_at(keys::HEADER_BYTES.min(count));
+        let Ok(header) = Header::decode(bytes) else {
             return Ok(None);
         };
+        if behind.iter().any(|&byte| byte != 0) {
+            return Ok(None);
+        }
         let of = header.segment;
         if of.base != base || of.end != end || file.length()? != header.file_bytes() {
             return Ok(None);
@@ -172,20 +176,21 @@ impl Index {
         self.header.segment
     }
 
-    /// Whether every block is as it was written.
-    pub(crate) fn is_whole(&self) -> Result<bool> {
+    /// The first block that is not as it was written.
+    pub(crate) fn first_flaw(&self) -> Result<Option<u64>> {
         let (mut last, mut count) = (None, 0);
         for number in 0..self.header.blocks() {
             let Some(entries) = self.block(number)? else {
-                return Ok(false);
+                return Ok(Some(number));
             };
             if last.is_some_and(|last| entries.first() <= Some(&last)) {
-                return Ok(false);
+                return Ok(Some(number));
             }
             count += entries.len() as u64;
             last = entries.last().copied();
         }
-        Ok(count == self.header.count)
+        let is_whole = count == self.header.count;
+        Ok((!is_whole).then(|| self.header.blocks().saturating_sub(1)))
     }
 
     /// A block's entries; `None` if it is damaged.

@@ -77,5 +77,6 @@ pub use topic::{
 };
 pub use upkeep::{Passed, Upkeep, UpkeepError};
 pub use writer::{
-    EpochEnded, LastStored, ResumeError, ResumePoint, Succession, Writer, WriterError,
+    EpochEnded, LastStored, RepairedSource, ResumeError, ResumePoint, Succession, Writer,
+    WriterError,
 };

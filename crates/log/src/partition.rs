@@ -182,6 +182,10 @@ impl Partition {
         self.number
     }
 
+    pub(crate) fn segment_bytes(&self) -> u32 {
+        self.config.segment_bytes
+    }
+
     /// The watermark page for reading, if it counts.
     pub(crate) fn page(&self) -> Result<Option<Arc<dyn SharedPage>>, StorageError> {
         let mut slot = self.page.lock().unwrap_or_else(PoisonError::into_inner);

@@ -154,14 +154,6 @@ impl SegmentReader {
         Ok(self.buffer.get(skip..end).unwrap_or_default())
     }
 
-    /// Whether no header was ever written at `pos`.
-    fn is_blank(&mut self, pos: u64) -> Result<bool> {
-        Ok(self
-            .bytes(pos, batch::HEADER_BYTES)?
-            .iter()
-            .all(|&b| b == 0))
-    }
-
     /// The verified batch at `pos`, or what is wrong there. A place too short for a header is blank if it is zero.
     pub(crate) fn batch(&mut self, pos: u64) -> Result<std::result::Result<(Header, &[u8]), Flaw>> {
         let bytes = self.bytes(pos, batch::HEADER_BYTES)?;
@@ -287,9 +279,10 @@ impl<'a> Walk<'a> {
     /// The next batch; or what is at the end of the walk: [`Flaw::Blank`] if it is a clean one, as far as the next
     /// header shows.
     pub(crate) fn step(&mut self) -> Result<std::result::Result<(Header, &[u8]), Flaw>> {
-        // A segment ends where nothing is written and the next one goes on with the same offset.
+        // A segment ends where no whole batch is and the next one goes on with the same offset: whatever stands there has
+        // no record that is missing.
         while self.following() == Some(self.cursor.offset)
-            && self.reader.is_blank(self.cursor.file_pos.into())?
+            && self.reader.batch(self.cursor.file_pos.into())?.is_err()
         {
             self.enter(self.cursor.offset)?;
         }

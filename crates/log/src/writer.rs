@@ -1,5 +1,7 @@
 //! The one writer of a source: holds its lock for life, appends under its identity, and records its progress.
 
+mod repair;
+
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use teeline_core::{Epoch, Name, Offset, Partition, Sequence, SourceName};
@@ -13,6 +15,9 @@ use crate::{
     storage::{Access, Holder, LockError, LockFile, StorageError, StorageFile, describe},
     topic::Placed,
 };
+
+pub use repair::RepairedSource;
+pub(crate) use repair::repair;
 
 /// What to do about the epoch before, when a writer comes with a larger one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -85,7 +90,7 @@ pub enum WriterError {
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
     /// The progress file cannot be read.
-    #[error("{}: {flaw}: what this source has stored is not known", path.display())]
+    #[error("{}: {flaw}: what this source has stored is not known; `teeline log repair` finds it out", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -234,14 +239,19 @@ fn read_slot(log: &Log, source: &SourceName) -> Result<Option<Slot>, ResumeError
     }
 }
 
+/// See [`Log::source_names`].
+pub(crate) fn names(log: &Log) -> Result<Vec<SourceName>, StorageError> {
+    let files = log.storage().list(&log.sources_dir())?;
+    let names = files
+        .iter()
+        .filter_map(|file| file.strip_suffix(".progress")?.parse().ok());
+    Ok(names.collect())
+}
+
 /// See [`Log::sources`].
 pub(crate) fn sources(log: &Log) -> Result<Vec<(SourceName, Progress)>, ResumeError> {
     let mut sources = Vec::new();
-    for name in log.storage().list(&log.sources_dir())? {
-        let source = name
-            .strip_suffix(".progress")
-            .and_then(|name| name.parse().ok());
-        let Some(source) = source else { continue };
+    for source in names(log)? {
         if let Some(slot) = read_slot(log, &source)? {
             sources.push((source, slot.progress));
         }
@@ -489,13 +499,7 @@ fn recorded(
 
 /// Refuses a source whose hash is that of another source of this log.
 fn refuse_taken_hash(log: &Log, source: &SourceName) -> Result<(), WriterError> {
-    for name in log.env().storage.list(&log.sources_dir())? {
-        let Some(other) = name.strip_suffix(".progress") else {
-            continue;
-        };
-        let Ok(other) = other.parse::<SourceName>() else {
-            continue;
-        };
+    for other in names(log)? {
         if other != *source && other.id() == source.id() {
             return Err(WriterError::HashTaken {
                 source_name: source.clone(),

@@ -11,7 +11,9 @@ use std::{
 use teeline_core::{Offset, Partition};
 use teeline_log::{
     Answer, AppendError, Control, Durability, Log, ReadError, RepairError, Repaired, Topic,
-    TopicConfig, fake::FakeDisk, verify,
+    TopicConfig,
+    fake::{FakeDisk, Fault, Operation},
+    verify,
 };
 use world::{ROOT, Seed, World, options, seeds, topic_name};
 
@@ -336,4 +338,58 @@ fn killed_at_any_step_a_repair_can_be_done_again() {
         assert_dedup(&mut world, &readable, &what);
     }
     assert!(steps > 20, "{steps}");
+}
+
+/// HAZARDS LG-02, LG-09: a sync has failed, and below what was durable there is damage: repair reopens the partition as
+/// anybody does, from the device, and tells what is damaged; what was not durable is not stored.
+#[test]
+fn damage_beside_a_failed_sync_is_repaired_without_a_reboot() {
+    for durability in [Durability::SyncEachBatch, Durability::LeaveToOs] {
+        for seed in seeds(8) {
+            let _print = Seed(seed);
+            let mut world = written(seed, durability);
+            let topic = world.open().unwrap();
+            let before = topic.end(P0).unwrap();
+            let (whole, _) = read(&topic);
+            world.disk.fail(Fault {
+                operation: Operation::Sync,
+                path_contains: ".log".to_owned(),
+                nth: 1,
+                kind: std::io::ErrorKind::Other,
+            });
+            let failed = world
+                .append(0, 0, &[91])
+                .and_then(|_| world.topic().sync(P0).map(drop));
+            assert!(matches!(failed, Err(AppendError::Stopped { .. })));
+            assert_eq!(world.disk.take_failed(), 1);
+            world.writers.clear();
+            // In the scanned part, so that whoever reopens the partition meets it.
+            let logs = segments(&world.disk);
+            flip(&world.disk, logs.last().unwrap(), 70);
+            let topic = world.topic();
+            assert!(topic.reopen(P0).unwrap().damage.is_some());
+            let looked = topic.repair(P0, false).unwrap();
+            let done = topic.repair(P0, true).unwrap();
+            assert_eq!((looked.damages.len(), done.damages.len()), (1, 1));
+            assert_eq!(looked.damages, done.damages);
+            let log = world.log.clone().unwrap();
+            assert_clean(&log, "repaired");
+            let (records, lost) = read(&topic);
+            for (offset, bytes) in whole.range(..before.0) {
+                let told = lost
+                    .iter()
+                    .any(|(first, last)| (first..=last).contains(&offset));
+                assert_eq!(told, !records.contains_key(offset), "{offset}");
+                assert!(told || records[offset] == *bytes);
+            }
+            assert!(records.len() < whole.len() && records.keys().all(|at| *at < before.0));
+            drop((log, topic));
+            stop(&mut world);
+            assert_dedup(&mut world, &records, "repaired");
+            world.disk.cut_power();
+            let (log, topic) = open(&world.disk);
+            assert_eq!(read(&topic).0.len(), records.len() + 4);
+            assert_clean(&log, "after a power cut");
+        }
+    }
 }

@@ -457,6 +457,9 @@ struct FindingLine {
     topic: Option<String>,
     partition: Option<u32>,
     path: String,
+    /// The bytes in the file; all of them where only the whole can be checked, none where something is missing.
+    file_start: u64,
+    file_end: u64,
     text: String,
 }
 
@@ -487,6 +490,8 @@ fn verify(log: &Log, topic: Option<&Name>, out: &mut Output) -> Result<Answer, F
                 topic: finding.topic.as_ref().map(Name::to_string),
                 partition: finding.partition.map(|partition| partition.0),
                 path: finding.path.display().to_string(),
+                file_start: finding.bytes.start,
+                file_end: finding.bytes.end,
                 text: finding.text.clone(),
             })
         } else {
@@ -657,9 +662,9 @@ fn sources(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
 }
 
 fn source_names(log: &Log) -> Result<BTreeMap<u64, SourceName>, Failure> {
-    let sources = log.sources().map_err(Failure::new)?.into_iter();
-    Ok(sources
-        .map(|(name, _)| {
+    let names = log.source_names().map_err(Failure::new)?.into_iter();
+    Ok(names
+        .map(|name| {
             let SourceId(id) = name.id();
             (id, name)
         })

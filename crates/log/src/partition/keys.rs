@@ -193,7 +193,7 @@ impl Partition {
         if self.known_whole().get(&segment.base) == Some(&segment) {
             return Ok(true);
         }
-        let whole = index.is_whole()?;
+        let whole = index.first_flaw()?.is_none();
         if whole {
             self.known_whole().insert(segment.base, segment);
         }

@@ -16,15 +16,16 @@ use teeline_core::{Offset, Partition as Number};
 
 use super::{Partition, appender::open_page, is_current};
 use crate::{
-    AppendError, Damage,
+    AppendError, Damage, Finding, ages,
     format::{
         batch::{Builder, Header, Place},
         index::{self, Entry},
         record::{Control, Fields},
         snapshot::{self, Cursor},
         state::{self, State},
-        watermark::Word,
+        watermark::{self, Word},
     },
+    inspect,
     producers::Producers,
     recovery,
     segment::{self, Walk},
@@ -51,12 +52,15 @@ pub struct Repaired {
     pub batches: u64,
     /// The records in them.
     pub records: u64,
+    /// What else is not as it should be, and is made anew, blanked or left out: indexes, one of two slots, bytes that nothing
+    /// reads. No record depends on it.
+    pub mended: Vec<Finding>,
     /// Log end: what is appended next gets this offset, or a later one.
     pub end: Offset,
 }
 
 impl Repaired {
-    /// Whether nothing is wrong.
+    /// Whether no record, and nothing that records depend on, is damaged.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         self.damages.is_empty() && !self.state && !self.snapshots
@@ -88,6 +92,8 @@ struct Survey {
     producers: Producers,
     state: Option<State>,
     durable: Offset,
+    /// Nothing that ends behind it counts.
+    limit: Option<Offset>,
     log_start: Offset,
     term: u64,
 }
@@ -96,16 +102,25 @@ impl Partition {
     /// Looks what is wrong, and with `apply` puts it right.
     pub(crate) fn repair(&self, apply: bool) -> Result<Repaired, AppendError> {
         if !apply {
-            return Ok(self.survey()?.repaired);
+            let mut repaired = self.survey()?.repaired;
+            repaired.mended = inspect::notes(self, false)?;
+            return Ok(repaired);
         }
         // What this process knows of the partition is of before.
         let mut slot = self.appender();
         *slot = None;
         let locks = [recovery::lock_path, recovery::sync_lock_path].map(|path| path(self.dir()));
         let held = [self.hold_alone(&locks[0])?, self.hold_alone(&locks[1])?];
+        if self.is_stopped()? {
+            self.drop_cached()?;
+        }
         let mut survey = self.survey()?;
+        survey.repaired.mended = inspect::notes(self, true)?;
         if !survey.repaired.is_sound() {
             self.apply(&survey)?;
+        }
+        for finding in inspect::notes(self, true)? {
+            self.mend(&finding)?;
         }
         drop(held);
         drop(slot);
@@ -120,7 +135,30 @@ impl Partition {
                 appender.in_turn(|appender| appender.refresh_snapshots(Offset(u64::MAX)))
             })
         })?;
+        if self.config.index_by_key {
+            self.index_keys()?;
+        }
         Ok(survey.repaired)
+    }
+
+    /// Whether a sync failed and nobody has reopened the partition since: then only what was durable counts.
+    fn is_stopped(&self) -> Result<bool, StorageError> {
+        let page = self.page()?;
+        Ok(page.is_some_and(|page| page.load(Word::Stopped) != 0))
+    }
+
+    /// What is judged from now on comes from the device.
+    fn drop_cached(&self) -> Result<(), StorageError> {
+        let (storage, dir) = (self.storage(), self.dir());
+        let bases = segment::list(storage, dir)?.into_iter();
+        let paths = bases.map(|base| segment::log_path(dir, base));
+        for path in paths.chain([recovery::state_path(dir)]) {
+            match storage.open(&path, Access::Read) {
+                Err(error) if error.is_not_found() => {}
+                file => file?.drop_cached()?,
+            }
+        }
+        Ok(())
     }
 
     /// Takes a lock that nobody may hold.
@@ -153,6 +191,13 @@ impl Partition {
         let page_end = page.as_ref().map(|page| Offset(page.load(Word::End)));
         let page_durable = page.map_or(Offset(0), |page| Offset(page.load(Word::Durable)));
         let known = state.map_or(Offset(0), |state| state.durable);
+        let durable = known.max(page_durable);
+        // What was not durable when a sync failed is not stored, as in any reopening.
+        let limit = if self.is_stopped()? {
+            Some(durable)
+        } else {
+            None
+        };
         let mut survey = Survey {
             repaired: Repaired {
                 partition: self.number(),
@@ -163,6 +208,7 @@ impl Partition {
                 snapshots: !snapshots.iter().any(|file| matches!(file, Some(Ok(_)))),
                 batches: 0,
                 records: 0,
+                mended: Vec::new(),
                 end: Offset(0),
             },
             segments: BTreeMap::new(),
@@ -170,11 +216,12 @@ impl Partition {
             sound_until: Cursor::START,
             producers,
             state,
-            durable: known.max(page_durable),
+            durable,
+            limit,
             log_start: state.map_or(Offset(0), |state| state.log_start),
             term: state.map_or(0, |state| state.term),
         };
-        self.walk(&mut survey, page_end)?;
+        self.walk(&mut survey, limit.or(page_end))?;
         Ok(survey)
     }
 
@@ -204,6 +251,11 @@ impl Partition {
         loop {
             let from = walk.cursor();
             let flaw = match walk.step()? {
+                Ok((header, _)) if survey.limit.is_some_and(|limit| header.end() > limit) => {
+                    let end = walk.before();
+                    survey.ends(&end);
+                    return Ok(());
+                }
                 Ok((header, bytes)) => {
                     survey.repaired.batches += 1;
                     survey.repaired.records += u64::from(header.count);
@@ -216,25 +268,20 @@ impl Partition {
                 Err(flaw) => flaw,
             };
             let end = walk.cursor();
-            survey.repaired.end = end.offset;
             let seen = survey.durable.max(page_end.unwrap_or(Offset(0)));
             let finished = page_end.is_some_and(|page_end| end.offset >= page_end);
             let damaged = !finished
                 && (seen > end.offset
                     || walk.following().is_some()
                     || recovery::durable_behind(walk.reader(), &end)? > end.offset);
-            if survey.repaired.damages.is_empty() {
-                survey.sound_until = end;
-            }
+            survey.ends(&end);
             if !damaged {
-                survey.term = survey.term.max(end.term);
                 return Ok(());
             }
             let (damage, more) = walk.skip(flaw, seen)?;
             survey.lose(&end, damage, &walk.cursor());
             survey.repaired.end = walk.cursor().offset;
             if !more {
-                survey.term = survey.term.max(end.term);
                 return Ok(());
             }
             debug_assert!(walk.cursor() != from, "a damage is walked over once");
@@ -246,12 +293,6 @@ impl Partition {
         let (storage, dir) = (self.storage(), self.dir());
         let page = open_page(storage, dir)?;
         if is_current(&*page, storage) {
-            if page.load(Word::Stopped) != 0 {
-                return Err(AppendError::Stopped {
-                    path: dir.to_owned(),
-                    source: None,
-                });
-            }
             // Whoever takes the lock next finds out everything anew, should this die.
             page.store(Word::Term, page.load(Word::Term) + 1)?;
         }
@@ -276,6 +317,49 @@ impl Partition {
             self.replace_segment(*base, pieces)?;
         }
         Ok(())
+    }
+
+    /// Puts right what no record depends on. What is not done here, whoever opens the partition next does.
+    fn mend(&self, finding: &Finding) -> Result<(), StorageError> {
+        let (storage, path) = (self.storage(), &finding.path);
+        let is = |other: PathBuf| *path == other;
+        let base = path
+            .file_stem()
+            .and_then(|stem| stem.to_str()?.parse().ok());
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("index") if let Some(base) = base => self.write_index_of(Offset(base)),
+            Some("log") => self.blank(path, &finding.bytes),
+            // They are made anew without it.
+            Some("keys" | "segment") => remove_if_there(storage, path),
+            _ if is(ages::path(self.dir())) => remove_if_there(storage, path),
+            // A slot that holds nothing is as good as one that was never written to.
+            _ if is(recovery::state_path(self.dir())) => self.blank(path, &finding.bytes),
+            _ if is(recovery::watermark_path(self.dir()))
+                && finding.bytes.start >= watermark::USED_BYTES as u64 =>
+            {
+                self.blank(path, &finding.bytes)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes zeros over bytes that nothing reads.
+    fn blank(&self, path: &Path, bytes: &Range<u64>) -> Result<(), StorageError> {
+        let file = self.storage().open(path, Access::Write)?;
+        let zeros = vec![0; usize::try_from(bytes.end - bytes.start).unwrap_or(0)];
+        file.write_at(bytes.start, &zeros)?;
+        file.sync()
+    }
+
+    /// Writes the index of a segment in its place: whoever appends may have it open.
+    fn write_index_of(&self, base: Offset) -> Result<(), StorageError> {
+        let path = segment::index_path(self.dir(), base);
+        let file = self.storage().open(&path, Access::Write)?;
+        let mut bytes = self.index_of(base)?;
+        let length = usize::try_from(file.length()?).unwrap_or(0);
+        bytes.resize(bytes.len().max(length), 0);
+        file.write_at(0, &bytes)?;
+        file.sync()
     }
 
     /// Copies the damaged bytes into a file of their own. Its name is durable with the snapshots.
@@ -373,6 +457,15 @@ impl Partition {
 }
 
 impl Survey {
+    /// The walk has come to `end`, and perhaps no further.
+    fn ends(&mut self, end: &Cursor) {
+        self.repaired.end = end.offset;
+        self.term = self.term.max(end.term);
+        if self.repaired.damages.is_empty() {
+            self.sound_until = *end;
+        }
+    }
+
     /// A batch stays: the one in front of `behind`.
     fn keep(&mut self, behind: &Cursor, header: &Header) {
         let end = u64::from(behind.file_pos);
@@ -383,9 +476,7 @@ impl Survey {
             _ => pieces.push(Piece::Kept(bytes)),
         }
     }
-}
 
-impl Survey {
     /// What begins at `front` cannot be read, up to `behind`.
     fn lose(&mut self, front: &Cursor, damage: Damage, behind: &Cursor) {
         let lost = Piece::Lost {

@@ -1,11 +1,12 @@
-//! `teeline log repair`: what verification finds damaged, told as lost in the log itself.
+//! `teeline log repair`: what verification finds damaged, told as lost in the log itself, and the progress of sources, found
+//! out from their records.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use teeline_core::{Name, Partition};
-use teeline_log::{Repaired, Topic};
+use teeline_core::{Name, Partition, Sequence, SourceName};
+use teeline_log::{Finding, Repaired, RepairedSource, Topic};
 
 use super::change;
 use crate::output::{Answer, Failure, Output};
@@ -15,11 +16,18 @@ use crate::output::{Answer, Failure, Output};
 pub(crate) struct RepairArgs {
     /// The log's directory.
     root: PathBuf,
-    /// Only this topic; otherwise all.
+    /// Only this topic; otherwise all, and then all sources.
     topic: Option<Name>,
     /// Only this partition.
     #[arg(long, short, requires = "topic")]
     partition: Option<u32>,
+    /// Only this source's progress.
+    #[arg(long, conflicts_with = "topic")]
+    source: Option<SourceName>,
+    /// Where the progress of the source cannot be read: everything up to this sequence is accounted for. Otherwise it is
+    /// everything in front of the first number that is not in the log.
+    #[arg(long, requires = "source")]
+    through: Option<u64>,
     /// Do it. Otherwise it is only said what would be kept and what is lost.
     #[arg(long)]
     apply: bool,
@@ -38,7 +46,15 @@ struct RepairedLine {
     /// What is made anew from the log because it could not be read.
     state_anew: bool,
     snapshots_anew: bool,
+    /// What no record depends on: made anew, blanked, or left out.
+    mended: Vec<MendedLine>,
     end: u64,
+}
+
+#[derive(Serialize)]
+struct MendedLine {
+    path: String,
+    text: String,
 }
 
 #[derive(Serialize)]
@@ -62,7 +78,11 @@ impl RepairArgs {
             super::open(&self.root)?
         };
         let mut sound = true;
-        for topic in change::topics(&log, self.topic.as_ref())? {
+        let topics = match self.source {
+            None => change::topics(&log, self.topic.as_ref())?,
+            Some(_) => Vec::new(),
+        };
+        for topic in topics {
             let partitions: Vec<Partition> = match self.partition {
                 Some(partition) => vec![Partition(partition)],
                 None => topic.partitions().collect(),
@@ -72,6 +92,18 @@ impl RepairArgs {
                 sound &= done.is_sound();
                 tell(&topic, &done, out)?;
             }
+        }
+        let sources = match (self.source, self.topic) {
+            (Some(source), _) => vec![source],
+            (None, None) => log.source_names().map_err(Failure::new)?,
+            (None, Some(_)) => Vec::new(),
+        };
+        for source in sources {
+            let done = log
+                .repair_source(&source, self.through.map(Sequence), self.apply)
+                .map_err(Failure::new)?;
+            sound &= done.is_sound();
+            tell_source(&done, out)?;
         }
         Ok(if sound || self.apply {
             Answer::Fine
@@ -106,6 +138,7 @@ fn tell(topic: &Topic, done: &Repaired, out: &mut Output) -> Result<(), Failure>
         lost: lost.collect(),
         state_anew: done.state,
         snapshots_anew: done.snapshots,
+        mended: mended(&done.mended),
         end: done.end.0,
     };
     if out.is_json() {
@@ -117,10 +150,11 @@ fn tell(topic: &Topic, done: &Repaired, out: &mut Output) -> Result<(), Failure>
         line.batches_kept, line.records_kept
     );
     if line.sound {
-        return out.line(format_args!("{place}: sound: {sum}"));
+        out.line(format_args!("{place}: sound: {sum}"))?;
+    } else {
+        let verb = if line.applied { "kept" } else { "would keep" };
+        out.line(format_args!("{place}: {verb} {sum}"))?;
     }
-    let verb = if line.applied { "kept" } else { "would keep" };
-    out.line(format_args!("{place}: {verb} {sum}"))?;
     for lost in &line.lost {
         out.line(format_args!(
             "  lost: offsets {}..{}: {}, bytes {}..{} ({})",
@@ -137,6 +171,74 @@ fn tell(topic: &Topic, done: &Repaired, out: &mut Output) -> Result<(), Failure>
         out.line(
             "  snapshots of producers: cannot be read, made anew from the log: numbers whose records are gone are forgotten",
         )?;
+    }
+    tell_mended(&line.mended, line.applied, out)
+}
+
+#[derive(Serialize)]
+struct SourceLine {
+    source: String,
+    applied: bool,
+    sound: bool,
+    epoch: u64,
+    through: u64,
+    routed: u64,
+    skipped: u64,
+    lost: u64,
+    ended: bool,
+    /// The largest sequence of the epoch that is in the log.
+    largest: u64,
+    mended: Vec<MendedLine>,
+}
+
+fn tell_source(done: &RepairedSource, out: &mut Output) -> Result<(), Failure> {
+    let progress = &done.progress;
+    let line = SourceLine {
+        source: done.source.to_string(),
+        applied: done.applied,
+        sound: done.is_sound(),
+        epoch: progress.epoch.0,
+        through: progress.through.0,
+        routed: progress.routed,
+        skipped: progress.skipped,
+        lost: progress.lost,
+        ended: progress.ended,
+        largest: done.largest.0,
+        mended: mended(&done.mended),
+    };
+    if out.is_json() {
+        return out.object(&line);
+    }
+    if line.sound {
+        out.line(format_args!(
+            "{}: sound: epoch {}, accounted for through {}",
+            line.source, line.epoch, line.through
+        ))?;
+    } else {
+        let verb = if line.applied { "set to" } else { "would be" };
+        out.line(format_args!(
+            "{}: cannot be read; {verb} epoch {}, through {}; stored up to {} in part",
+            line.source, line.epoch, line.through, line.largest
+        ))?;
+        if line.largest > line.through && !line.applied {
+            out.line("  if its ring has released more than that, state --through: what is behind it and comes no more is told as lost")?;
+        }
+    }
+    tell_mended(&line.mended, line.applied, out)
+}
+
+fn mended(findings: &[Finding]) -> Vec<MendedLine> {
+    let lines = findings.iter().map(|finding| MendedLine {
+        path: finding.path.display().to_string(),
+        text: finding.text.clone(),
+    });
+    lines.collect()
+}
+
+fn tell_mended(lines: &[MendedLine], applied: bool, out: &mut Output) -> Result<(), Failure> {
+    let verb = if applied { "mended" } else { "to mend" };
+    for line in lines {
+        out.line(format_args!("  {verb}: {}: {}", line.path, line.text))?;
     }
     Ok(())
 }

@@ -1,0 +1,167 @@
+//! The segments: every batch, and what lies behind the last one of each.
+
+use std::path::Path;
+
+use teeline_core::Offset;
+
+use super::{Check, Finding, Severity, page::Look};
+use crate::{
+    format::{snapshot::Cursor, state::State},
+    partition::Partition,
+    recovery,
+    segment::{self, SegmentReader, Walk},
+    storage::{Access, StorageError},
+};
+
+impl<F: FnMut(&Finding)> Check<'_, F> {
+    /// Walks through all batches. The watermark page has to agree with them and with `state`, which was read after the
+    /// look at it.
+    pub(super) fn batches(
+        &mut self,
+        partition: &Partition,
+        segments: &[Offset],
+        look: Option<Look>,
+        state: Option<&State>,
+    ) -> Result<(), StorageError> {
+        let dir = partition.dir();
+        let Some(first) = segments.first() else {
+            self.found(Severity::Damage, dir, 0..0, "there is no segment");
+            return Ok(());
+        };
+        let mut start = Cursor {
+            offset: *first,
+            segment: *first,
+            ..Cursor::START
+        };
+        if *first > Offset(0)
+            && let Ok((header, _)) = SegmentReader::open(self.storage, dir, *first)?.batch(0)?
+        {
+            // The batch before it is no longer kept.
+            start.previous = header.previous;
+        }
+        let mut walk = Walk::from(self.storage, dir, start)?;
+        self.walk(dir, &mut walk, state, look.as_ref())?;
+        let end = walk.cursor();
+        // What stands behind the end of a living writer is his business.
+        let is_still = match look {
+            Some(look) if look.is_still(partition, self.is_alone)? => {
+                self.page(dir, &look, &end, state);
+                true
+            }
+            Some(_) => false,
+            None => true,
+        };
+        if is_still {
+            self.tail(dir, &mut walk)?;
+        }
+        Ok(())
+    }
+
+    /// Counts every batch and tells of every damage, up to the log end.
+    fn walk(
+        &mut self,
+        dir: &Path,
+        walk: &mut Walk<'_>,
+        state: Option<&State>,
+        page: Option<&Look>,
+    ) -> Result<(), StorageError> {
+        let page_end = page.map(|page| page.end);
+        let durable = state
+            .map_or(Offset(0), |state| state.durable)
+            .max(page.map_or(Offset(0), |page| page.durable));
+        loop {
+            let from = walk.cursor();
+            let flaw = match walk.step()? {
+                Ok((header, _)) => {
+                    self.report.batches += 1;
+                    self.report.records += u64::from(header.count);
+                    self.report.bytes += u64::from(header.length);
+                    if walk.cursor().segment != from.segment {
+                        self.rest(dir, &from)?;
+                    }
+                    continue;
+                }
+                Err(flaw) => flaw,
+            };
+            let end = walk.cursor();
+            if end.segment != from.segment {
+                self.rest(dir, &from)?;
+            }
+            if page_end.is_some_and(|page_end| end.offset >= page_end) {
+                return Ok(());
+            }
+            let damaged = durable.max(page_end.unwrap_or(Offset(0))) > end.offset
+                || walk.following().is_some()
+                || recovery::durable_behind(walk.reader(), &end)? > end.offset;
+            if !damaged {
+                return Ok(());
+            }
+            let (damage, more) = walk.skip(flaw, durable)?;
+            self.found(
+                Severity::Damage,
+                &damage.path,
+                damage.bytes.clone(),
+                &damage.what(),
+            );
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Behind the last batch of a sealed segment nothing was ever written.
+    fn rest(&mut self, dir: &Path, end: &Cursor) -> Result<(), StorageError> {
+        let mut reader = SegmentReader::open(self.storage, dir, end.segment)?;
+        let len = reader.length()?;
+        if let Some(written) = reader.written(end.file_pos.into(), len)? {
+            let text = format!(
+                "bytes {}..{} behind the last batch are not zero; no record is concerned",
+                written.start, written.end
+            );
+            self.found(Severity::Note, reader.path(), written, &text);
+        }
+        Ok(())
+    }
+
+    /// Behind the log end nothing is written.
+    fn tail(&mut self, dir: &Path, walk: &mut Walk<'_>) -> Result<(), StorageError> {
+        let end = walk.cursor();
+        let pos = u64::from(end.file_pos);
+        let reader = walk.reader();
+        let len = reader.length()?;
+        if let Some(written) = reader.written(pos, len)? {
+            let text = format!(
+                "a torn tail at {pos}: bytes {}..{} are not zero; they are removed or written over",
+                written.start, written.end
+            );
+            self.found(
+                Severity::Note,
+                &segment::log_path(dir, end.segment),
+                written,
+                &text,
+            );
+        }
+        Ok(())
+    }
+
+    /// The segment to come is all zeros.
+    pub(super) fn next_segment(&mut self, dir: &Path) -> Result<(), StorageError> {
+        const STEP: usize = 256 << 10;
+        let path = recovery::next_segment_path(dir);
+        let file = match self.storage.open(&path, Access::Read) {
+            Ok(file) => file,
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let mut bytes = vec![0; STEP];
+        let mut pos = 0;
+        loop {
+            let count = file.read_at(pos, &mut bytes)?;
+            self.zeros(&path, pos, bytes.get(..count).unwrap_or_default());
+            pos += count as u64;
+            if count < STEP {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The consumer groups' database, and what lies beside it.
+
+use std::{fs, io, path::Path, time::Duration};
+
+use super::{Check, Finding, Severity};
+use crate::{
+    groups::{self, Groups, mirror},
+    sqlite::{DatabaseError, wal},
+    storage::StorageError,
+};
+
+/// Members may be at work: what is seen so often, so long apart, is no passing moment.
+const LOOKS: u32 = 5;
+const NAP: Duration = Duration::from_millis(2);
+
+impl<F: FnMut(&Finding)> Check<'_, F> {
+    /// The database of the groups in `dir`, if there is any.
+    pub(super) fn groups(&mut self, dir: &Path) -> Result<(), StorageError> {
+        let path = dir.join(groups::FILE_NAME);
+        // First of all: SQLite brings into the database what it finds there, and says nothing of what it leaves out.
+        self.write_ahead(&wal::path(&path))?;
+        let groups = match Groups::open_read_only(dir) {
+            Ok(Some(groups)) => groups,
+            Ok(None) => return Ok(()),
+            Err(error) if groups::needs_to_write(&error) => {
+                let text = "it cannot be checked by who may not write beside it";
+                self.found(Severity::Note, &path, 0..0, text);
+                return Ok(());
+            }
+            Err(error @ DatabaseError::Failed { .. }) => {
+                let text = error.to_string();
+                return Err(StorageError::new(&path, io::ErrorKind::Other, text));
+            }
+            Err(error) => {
+                let length = fs::metadata(&path).map_or(0, |file| file.len());
+                self.found(Severity::Damage, &path, 0..length, &error.to_string());
+                return Ok(());
+            }
+        };
+        if is_seen_again(|| groups.differs_from_mirror()) {
+            let path = dir.join(mirror::FILE_NAME);
+            let length = fs::metadata(&path).map_or(0, |file| file.len());
+            let text =
+                "it does not say what the database says; the next commit brings it up to date";
+            self.found(Severity::Note, &path, 0..length, text);
+        }
+        Ok(())
+    }
+
+    fn write_ahead(&mut self, path: &Path) -> Result<(), StorageError> {
+        let mut flaw = None;
+        let mut failed = None;
+        is_seen_again(|| match self.storage.read(path) {
+            Ok(bytes) => {
+                flaw = wal::first_flaw(&bytes);
+                flaw.is_some()
+            }
+            Err(error) => {
+                flaw = None;
+                failed = Some(error).filter(|error| !error.is_not_found());
+                false
+            }
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if let Some(flaw) = flaw {
+            let (severity, which) = if flaw.is_followed {
+                (Severity::Damage, "what was committed from there on is gone")
+            } else {
+                (
+                    Severity::Note,
+                    "the last commit was cut short, or is damaged and gone",
+                )
+            };
+            let text = format!(
+                "bytes {}..{} do not fit their checksum; {which}",
+                flaw.bytes.start, flaw.bytes.end
+            );
+            self.found(severity, path, flaw.bytes, &text);
+        }
+        Ok(())
+    }
+}
+
+/// Whether something holds at each of several looks.
+fn is_seen_again(mut holds: impl FnMut() -> bool) -> bool {
+    (0..LOOKS).all(|look| {
+        if look > 0 {
+            teeline_os::sleep(NAP);
+        }
+        holds()
+    })
+}
