@@ -4,8 +4,9 @@
 mod run;
 
 use std::{
-    fs,
+    fs::{self, OpenOptions},
     io::{BufRead, BufReader},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::Stdio,
 };
@@ -13,7 +14,9 @@ use std::{
 use run::teeline;
 use serde_json::Value;
 use teeline_core::{Epoch, Name, Offset, Partition, Sequence, SourceName};
-use teeline_log::{Log, LogOptions, NewRecord, Progress, Succession, TopicConfig, Writer};
+use teeline_log::{
+    Log, LogOptions, NewRecord, Progress, Succession, TopicConfig, Writer, format::watermark::Word,
+};
 use tempfile::TempDir;
 
 const EPOCH: Epoch = Epoch(1_764_000_000_000_000);
@@ -115,6 +118,42 @@ fn topics_counts_what_readers_see() {
         (&"fills".into(), &2.into(), &3.into())
     );
     assert_eq!(topic["high_watermarks"], Value::from(vec![0, 3]));
+    assert_eq!(topic["stopped"], Value::from(Vec::<u32>::new()));
+}
+
+/// HAZARDS LG-09: whoever looks at the log sees that a sync failed, while nobody can append and afterwards.
+#[test]
+fn topics_names_the_partitions_that_a_failed_sync_stopped() {
+    let place = Place::filled();
+    let page = OpenOptions::new()
+        .write(true)
+        .open(place.root().join("fills/1/watermark"))
+        .unwrap();
+    let stopped = u64::try_from(Word::Stopped.file_pos()).unwrap();
+    page.write_all_at(&1u64.to_le_bytes(), stopped).unwrap();
+    let told = |format: &[&str]| {
+        let command = teeline(["log", "topics"]).arg(place.root());
+        let command = format.iter().fold(command, |command, arg| command.arg(arg));
+        command.run().fine()
+    };
+    assert_eq!(
+        told(&["--json"]).objects()[0]["stopped"],
+        Value::from(vec![1])
+    );
+    let text = told(&[]).stdout;
+    assert!(
+        text.contains("fills/1 is stopped since a sync failed"),
+        "{text}"
+    );
+
+    place
+        .log
+        .topic(&name("fills"))
+        .unwrap()
+        .reopen(Partition(1))
+        .unwrap();
+    let text = told(&[]).stdout;
+    assert!(!text.contains("stopped"), "{text}");
 }
 
 #[test]

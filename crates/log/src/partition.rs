@@ -275,6 +275,12 @@ impl Partition {
         )?)
     }
 
+    /// Whether a sync failed and nobody has opened the partition anew.
+    pub(crate) fn is_stopped(&self) -> Result<bool, ReadError> {
+        let page = self.page()?;
+        Ok(page.is_some_and(|page| page.load(Word::Stopped) != 0))
+    }
+
     /// First offset kept.
     pub(crate) fn start(&self) -> Result<Offset, ReadError> {
         match self.page()? {

@@ -393,6 +393,15 @@ impl Topic {
         self.to_read(partition)?.durable()
     }
 
+    /// Whether the partition is stopped since a sync failed, so that appends are refused until it is
+    /// [reopened](Topic::reopen).
+    ///
+    /// # Errors
+    /// When the partition cannot be read.
+    pub fn is_stopped(&self, partition: Number) -> Result<bool, ReadError> {
+        self.to_read(partition)?.is_stopped()
+    }
+
     /// The offset of the first record that was appended at `time_ns` (nanoseconds since the Unix epoch) or later; the high
     /// watermark if there is none. It goes by the append times that stand in the records: none that says that it is of that
     /// time or later lies before. A record whose time is still to come was stamped by a clock that was ahead, and counts as

@@ -8,10 +8,11 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use teeline_core::{Epoch, Offset, Partition, Sequence};
 use teeline_log::{
-    Answer, AppendError, Control, Damage, Durability, Log, NewRecord, ReadError, Severity,
-    Succession, Topic, TopicConfig,
+    Answer, AppendError, Control, Damage, Durability, Log, LogOptions, NewRecord, ReadError,
+    Severity, Succession, Topic, TopicConfig,
     fake::{FakeDisk, Fault, Operation},
     format::batch,
+    storage::Access,
     verify,
 };
 use world::{Crash, EPOCH, ROOT, Seed, World, options, seeds, source, topic_name, value};
@@ -391,7 +392,16 @@ fn lg_09_after_a_failed_sync_nothing_is_acknowledged_until_reopened() {
                         "{what}: {theirs:?}"
                     );
                 }
+                // Whoever looks sees it, with no right but to read.
+                let looks = LogOptions {
+                    access: Access::Read,
+                    ..options()
+                };
+                let log = Log::open_on(world.disk.process(), ROOT, &looks).unwrap();
+                let seen = log.topic(&topic_name()).unwrap();
+                assert!(seen.is_stopped(P0).unwrap(), "{what}");
                 world.topic().reopen(P0).unwrap();
+                assert!(!seen.is_stopped(P0).unwrap(), "{what}");
                 world.check(Some(Crash::FailedSync));
                 let numbers = world.numbers(0, world.last_known(0, 0), 3);
                 world.append(0, 0, &numbers).unwrap();

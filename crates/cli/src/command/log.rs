@@ -218,12 +218,15 @@ struct TopicLine {
     records: u64,
     /// Per partition, the offset that the next readable record gets.
     high_watermarks: Vec<u64>,
+    /// Partitions that are stopped since a sync failed.
+    stopped: Vec<u32>,
     #[serde(flatten)]
     settings: Settings,
 }
 
 fn topics(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
     let mut rows = Vec::new();
+    let mut stopped = Vec::new();
     for topic in log.topics().map_err(Failure::new)? {
         let config = topic.config();
         let mut line = TopicLine {
@@ -233,6 +236,7 @@ fn topics(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
             segment_bytes: config.segment_bytes,
             records: 0,
             high_watermarks: Vec::new(),
+            stopped: Vec::new(),
             settings: Settings::of(&config),
         };
         for partition in topic.partitions() {
@@ -240,6 +244,10 @@ fn topics(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
             let end = topic.high_watermark(partition).map_err(Failure::new)?;
             line.records += end.0.saturating_sub(start.0);
             line.high_watermarks.push(end.0);
+            if topic.is_stopped(partition).map_err(Failure::new)? {
+                line.stopped.push(partition.0);
+                stopped.push(format!("{}/{partition}", topic.name()));
+            }
         }
         if out.is_json() {
             out.object(&line)?;
@@ -256,6 +264,11 @@ fn topics(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
     if !out.is_json() {
         let heads = ["topic", "partitions", "durability", "records", "keeps"];
         out.table(&heads, &rows)?;
+        for partition in stopped {
+            out.line(format_args!(
+                "{partition} is stopped since a sync failed: nothing is appended until a process opens the log anew"
+            ))?;
+        }
     }
     Ok(Answer::Fine)
 }
