@@ -276,7 +276,7 @@ impl Partition {
     }
 
     /// Whether a sync failed and nobody has opened the partition anew.
-    pub(crate) fn is_stopped(&self) -> Result<bool, ReadError> {
+    pub(crate) fn is_stopped(&self) -> Result<bool, StorageError> {
         let page = self.page()?;
         Ok(page.is_some_and(|page| page.load(Word::Stopped) != 0))
     }

@@ -399,7 +399,7 @@ impl Topic {
     /// # Errors
     /// When the partition cannot be read.
     pub fn is_stopped(&self, partition: Number) -> Result<bool, ReadError> {
-        self.to_read(partition)?.is_stopped()
+        Ok(self.to_read(partition)?.is_stopped()?)
     }
 
     /// The offset of the first record that was appended at `time_ns` (nanoseconds since the Unix epoch) or later; the high

@@ -141,12 +141,6 @@ impl Partition {
         Ok(survey.repaired)
     }
 
-    /// Whether a sync failed and nobody has reopened the partition since: then only what was durable counts.
-    fn is_stopped(&self) -> Result<bool, StorageError> {
-        let page = self.page()?;
-        Ok(page.is_some_and(|page| page.load(Word::Stopped) != 0))
-    }
-
     /// What is judged from now on comes from the device.
     fn drop_cached(&self) -> Result<(), StorageError> {
         let (storage, dir) = (self.storage(), self.dir());
