@@ -189,8 +189,8 @@ impl<D: Database, H: Handler<D>> GroupDelivery<H, D> {
             self.on_rebalance.revoked(&changes.revoked);
             self.to_give_back.extend(changes.revoked);
         }
-        self.give_back()?;
         self.to_take.extend(changes.assigned);
+        self.give_back()?;
         for held in self.to_take.clone() {
             self.take(&held)?;
         }

@@ -26,6 +26,7 @@ on_each_database! {
     several_topics_are_read_by_one_member
     partitions_that_a_topic_gets_are_read_too
     a_partition_is_sought_by_time
+    what_it_gets_while_it_cannot_give_back_is_read_all_the_same
 }
 
 fn settle<D: Database>(member: &mut GroupDelivery<Note, D>) {
@@ -323,5 +324,40 @@ fn a_partition_is_sought_by_time<P: Place>() {
         assert_eq!(member.next(&topic, P0), Offset(0), "{mode}");
         settle(&mut member);
         assert!(world.times("numbers").values().all(|n| *n == 1), "{mode}");
+    }
+}
+
+/// Somebody holds the groups database at the moment in which partitions come and go.
+fn what_it_gets_while_it_cannot_give_back_is_read_all_the_same<P: Place>() {
+    let mode = Mode::AtLeastOnce;
+    let Some(mut world) = World::<P>::new(&[("fills", 2), ("orders", 1)]) else {
+        return;
+    };
+    for (topic, partition) in [("fills", 0), ("fills", 1), ("orders", 0)] {
+        world.append(topic, partition, 6);
+    }
+    let join = |topics: &[&str]| world.member(mode, "g", topics, false).unwrap();
+    let mut orders = join(&["orders"]);
+    orders.poll().unwrap();
+    let mut both = join(&["fills", "orders"]);
+    both.poll().unwrap();
+    drop(orders.leave().unwrap());
+    let mut fills = join(&["fills"]);
+    beat(&world.clock, &[&both, &fills]);
+
+    let groups = rusqlite::Connection::open(world.log.root().join("groups/groups.db")).unwrap();
+    groups.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let busy = both.poll().unwrap_err().to_string();
+    assert!(busy.contains("another process has held it"), "{busy}");
+    groups.execute_batch("ROLLBACK").unwrap();
+    settle(&mut both);
+    beat(&world.clock, &[&both, &fills]);
+    settle(&mut fills);
+    for (topic, count) in [("fills", 12), ("orders", 6)] {
+        let times = world.times(topic);
+        assert!(
+            times.len() == count && times.values().all(|times| *times == 1),
+            "{times:?}"
+        );
     }
 }

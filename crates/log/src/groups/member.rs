@@ -363,12 +363,12 @@ impl Member {
         }
         let mine = own.iter().flat_map(|row| &row.shares);
         let mine = mine.filter(|share| share.owner == Some(shared.number));
-        let mut before = std::mem::take(&mut self.held);
+        let (mut before, mut now) = (self.held.clone(), BTreeMap::new());
         let mut changes = Changes::default();
         let mut at_once = Vec::new();
         for share in mine {
             let key = (share.topic.clone(), share.partition);
-            let now = held((&key, &share.generation));
+            let this = held((&key, &share.generation));
             let had = before.get(&key) == Some(&share.generation);
             let stays = share.target == Some(shared.number);
             if had {
@@ -377,19 +377,21 @@ impl Member {
             match (had, stays) {
                 // Nobody has heard of it here, so nothing has to be finished.
                 (false, false) => {
-                    at_once.push(now);
+                    at_once.push(this);
                     continue;
                 }
-                (false, true) => changes.assigned.push(now),
-                (true, false) => changes.revoked.push(now),
+                (false, true) => changes.assigned.push(this),
+                (true, false) => changes.revoked.push(this),
                 (true, true) => {}
             }
-            self.held.insert(key, share.generation);
+            now.insert(key, share.generation);
         }
         changes.lost = before.iter().map(held).collect();
         if !at_once.is_empty() {
             shared.release(&at_once)?;
         }
+        // Last: what is not told because something failed is to be told by the next poll.
+        self.held = now;
         Ok(changes)
     }
 

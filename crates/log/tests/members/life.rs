@@ -265,6 +265,31 @@ fn a_member_whose_file_was_removed_is_taken_out_and_told() {
     assert!(error.contains("was taken out"), "{error}");
 }
 
+/// A poll that fails has told nothing: the next one tells all of it.
+#[test]
+fn what_a_poll_could_not_finish_the_next_one_tells() {
+    let world = World::new(&[("fills", 2)]);
+    let mut one = world.join(&["fills"]);
+    one.poll().unwrap();
+    let mut two = world.join(&["fills"]);
+    one.beat().unwrap();
+    settle(&mut one);
+    one.leave().unwrap();
+    let mut three = world.join(&["fills"]);
+    // Two partitions are the second one's, of which it has not heard; one of them it is to give on.
+    let groups = rusqlite::Connection::open(world.root.join("groups/groups.db")).unwrap();
+    groups.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let busy = two.poll().unwrap_err().to_string();
+    assert!(busy.contains("another process has held it"), "{busy}");
+    assert_eq!(two.held().count(), 0);
+    groups.execute_batch("ROLLBACK").unwrap();
+    let changes = two.poll().unwrap();
+    assert_eq!((changes.assigned.len(), changes.revoked.len()), (1, 0));
+    assert!(two.held().eq(changes.assigned));
+    three.beat().unwrap();
+    assert_eq!(three.poll().unwrap().assigned.len(), 1);
+}
+
 #[test]
 fn a_single_reader_that_takes_over_fences_the_members() {
     let world = World::new(&[("fills", 1)]);
