@@ -1,6 +1,6 @@
 //! Retention: sealing what is old enough, and dropping whole segments from the start.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{ops::Range, path::PathBuf, sync::Arc, time::Duration};
 
 use teeline_core::{Offset, Partition as Number};
 
@@ -50,13 +50,6 @@ pub(crate) struct Rule<'a> {
     pub(crate) dry_run: bool,
 }
 
-/// A segment that is no longer written.
-#[derive(Debug)]
-struct Sealed {
-    end: Offset,
-    bytes: u64,
-}
-
 impl Appender {
     /// Drops what the rule does not keep, with the lock held.
     pub(super) fn retain(&mut self, rule: &Rule<'_>) -> Result<Retained, AppendError> {
@@ -104,8 +97,12 @@ impl Appender {
             }
         }
         let sealed = self.sealed_segments(retained.sealed)?;
-        let mut left: u64 = sealed.iter().map(|segment| segment.bytes).sum();
-        left += u64::from(self.config.segment_bytes);
+        let mut left = u64::from(self.config.segment_bytes);
+        if rule.policy.bytes.is_some() {
+            for segment in &sealed {
+                left += self.length(segment.start)?;
+            }
+        }
         let named = !rule.policy.passed_by.is_empty();
         for segment in sealed {
             let too_many = rule.policy.bytes.is_some_and(|most| left > most);
@@ -115,10 +112,11 @@ impl Appender {
             if !may_go || !(too_many || too_old || by_groups_alone) {
                 break;
             }
-            left -= segment.bytes;
+            let bytes = self.length(segment.start)?;
+            left = left.saturating_sub(bytes);
             retained.start = segment.end;
             retained.segments += 1;
-            retained.bytes += segment.bytes;
+            retained.bytes += bytes;
         }
         if retained.start > retained.before && !rule.dry_run {
             self.move_start(retained.start)?;
@@ -128,7 +126,7 @@ impl Appender {
     }
 
     /// The sealed segments that are kept, oldest first; with the active one if it is to be sealed.
-    fn sealed_segments(&self, seal: bool) -> Result<Vec<Sealed>, StorageError> {
+    fn sealed_segments(&self, seal: bool) -> Result<Vec<Range<Offset>>, StorageError> {
         let storage = &*self.env.storage;
         let bases: Vec<_> = segment::list(storage, &self.dir)?
             .into_iter()
@@ -138,14 +136,17 @@ impl Appender {
         if seal && self.end.file_pos > 0 {
             ends.push(self.end.offset);
         }
-        let segments = bases.iter().zip(ends).map(|(base, end)| {
-            let file = storage.open(&segment::log_path(&self.dir, *base), Access::Read)?;
-            Ok(Sealed {
-                end,
-                bytes: file.length()?,
-            })
-        });
-        segments.collect()
+        Ok(bases
+            .iter()
+            .zip(ends)
+            .map(|(base, end)| *base..end)
+            .collect())
+    }
+
+    /// How many bytes the segment takes that begins at `base`.
+    fn length(&self, base: Offset) -> Result<u64, StorageError> {
+        let path = segment::log_path(&self.dir, base);
+        self.env.storage.open(&path, Access::Read)?.length()
     }
 
     /// Takes in where the log begins and ends now. Where answers come after the sync, a power cut may take what is not durable,
