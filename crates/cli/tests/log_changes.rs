@@ -6,7 +6,7 @@ mod run;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use run::teeline;
@@ -97,9 +97,36 @@ fn lines_of_a_source_are_stored_once_however_often_they_are_appended() {
     let tail: Vec<_> = tail.objects();
     assert_eq!(tail.len(), 4, "two of each partition");
 
+    let sources = || place.verb(&["sources"]).run().fine().objects();
+    let told = sources().remove(0);
+    assert_eq!(
+        ["through", "routed", "duplicate"].map(|figure| told[figure].as_u64()),
+        [Some(265), Some(265), Some(0)],
+        "what came again was accounted for: {told}"
+    );
+    // Numbers were left out, and nobody knows whether they come.
+    let ahead = [&by[..], &["--from", "300"]].concat();
+    assert_eq!(place.append(&ahead, &lines(300..301))["stored"], 1);
+    assert_eq!(sources().remove(0)["through"], 265);
+
+    // Without identity: nobody's, and so from any number of processes at once.
+    let mut waits = teeline(["log", "append"])
+        .arg(place.root())
+        .arg("fills")
+        .command();
+    let mut waits = waits
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     let anonymous = place.append(&["--key", "k"], "one\ntwo\n");
     assert_eq!(anonymous["stored"], 2);
     assert_eq!(place.append(&["--key", "k"], "one\ntwo\n")["stored"], 2);
+    let pipe = waits.stdin.take().unwrap();
+    assert_eq!(waits.try_wait().unwrap(), None);
+    drop(pipe);
+    assert!(waits.wait().unwrap().success());
+    assert_eq!(sources().len(), 1);
     let no_separator = teeline(["log", "append", "--key-separator", "="])
         .arg(place.root())
         .arg("fills")
@@ -109,6 +136,18 @@ fn lines_of_a_source_are_stored_once_however_often_they_are_appended() {
     assert!(
         no_separator.contains("no `=` in the line `one`"),
         "{no_separator}"
+    );
+    assert!(!no_separator.contains("were stored"), "{no_separator}");
+    fs::write(place.base.path().join("lines"), "a=1\nb=2\nc\n").unwrap();
+    let half = teeline(["log", "append", "--key-separator", "=", "--batch", "1"])
+        .arg(place.root())
+        .arg("fills")
+        .arg(place.base.path().join("lines"))
+        .run()
+        .refused();
+    assert!(
+        half.contains("of the lines before, 2 were stored"),
+        "{half}"
     );
 }
 
@@ -172,7 +211,16 @@ fn segment(place: &Place) -> PathBuf {
 fn dump_shows_batches_and_what_is_none() {
     let place = Place::new(&[]);
     place.append(&["--batch", "5"], &lines(0..15));
-    let batches = place.verb(&["dump", "fills", "0"]).run().fine().objects();
+    let batches = place
+        .verb(&["dump", "fills", "--partition", "0"])
+        .run()
+        .fine()
+        .objects();
+    assert_eq!(
+        place.verb(&["dump", "fills"]).run().fine().objects(),
+        batches
+    );
+    assert!(batches.iter().all(|batch| batch["partition"] == 0));
     let bases: Vec<_> = batches
         .iter()
         .map(|batch| batch["base_offset"].as_u64())
@@ -182,7 +230,7 @@ fn dump_shows_batches_and_what_is_none() {
     let mut bytes = fs::read(segment(&place)).unwrap();
     bytes[100] ^= 1;
     fs::write(segment(&place), bytes).unwrap();
-    let damaged = place.verb(&["dump", "fills", "0"]).run();
+    let damaged = place.verb(&["dump", "fills", "--partition", "0"]).run();
     assert_eq!(damaged.status, 1);
     let objects = damaged.objects();
     assert!(

@@ -236,6 +236,42 @@ fn read_follows_what_another_process_appends() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
+/// Whoever follows a whole topic also follows the partitions that it gets.
+#[test]
+fn partitions_that_are_added_are_followed() {
+    let place = Place::filled();
+    for verb in ["read", "tail"] {
+        let mut command = teeline(["log", verb, "--follow", "--json"])
+            .arg(place.root())
+            .arg("fills")
+            .command();
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut lines = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+        // It is at the end of what there was.
+        while lines.next().unwrap()["value_hex"] != "00ff" {}
+        let mut topic = place.log.topic(&name("fills")).unwrap();
+        let partitions = topic.config().partitions;
+        topic.grow(partitions + 1, false).unwrap();
+        let record = NewRecord::data(Sequence::NONE, 1, None, b"new");
+        let new = Partition(partitions);
+        topic.append_unidentified(new, &[record]).unwrap();
+        let record = lines.find(|record| record["partition"] == new.0).unwrap();
+        assert_eq!(record["value_hex"], "6e6577");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let topic = place.log.topic(&name("fills")).unwrap();
+    let numbered = NewRecord::data(Sequence(9), 1, None, b"whose?");
+    let refused = topic
+        .append_unidentified(Partition(0), &[numbered])
+        .unwrap_err();
+    assert!(
+        refused.to_string().contains("the writer of its source"),
+        "{refused}"
+    );
+}
+
 #[test]
 fn offsets_show_each_group_and_its_lag() {
     let place = Place::filled();
@@ -380,6 +416,20 @@ fn what_is_no_log_or_not_in_it_is_refused_in_one_line() {
         .run()
         .refused();
     assert!(complaint.contains("no partition 2"), "{complaint}");
+    for (verb, more) in [
+        ("verify", &["trades"][..]),
+        ("repair", &["trades"]),
+        ("dump", &["trades"]),
+        ("dump", &["fills", "--partition", "2"]),
+    ] {
+        let mut command = teeline(["log", verb]).arg(place.root());
+        for arg in more {
+            command = command.arg(arg);
+        }
+        let complaint = command.run().refused();
+        let what = complaint.contains("no topic trades") || complaint.contains("there is no");
+        assert!(what, "{complaint}");
+    }
     assert!(!missing.exists());
     assert_eq!(
         teeline(["log", "read"])

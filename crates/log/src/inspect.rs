@@ -79,7 +79,7 @@ pub struct VerifyReport {
 /// writer has not finished is left out.
 ///
 /// # Errors
-/// When a file cannot be read at all.
+/// When a file cannot be read at all, or there is no such topic.
 pub fn verify(
     log: &Log,
     topic: Option<&Name>,
@@ -104,6 +104,12 @@ pub fn verify(
                     check.partition = Some(number);
                     check.partition(&*topic.to_read(number)?)?;
                 }
+            }
+            Err(error @ TopicError::NotFound(_)) if topic.is_some() => {
+                return Err(ReadError::Unreadable {
+                    path: log.root().to_owned(),
+                    what: error.to_string(),
+                });
             }
             Err(TopicError::NotFound(_)) => {}
             Err(TopicError::Storage(error)) => return Err(error.into()),

@@ -501,6 +501,25 @@ impl Topic {
         }
     }
 
+    /// Appends records without identity to one partition, all or none: they are nobody's, so no writer is needed and any number
+    /// of processes may append them, and a repeat is not noticed.
+    ///
+    /// # Errors
+    /// As [`Writer::append`](crate::Writer::append); [`AppendError::Invalid`] if one of them has a number.
+    pub fn append_unidentified(
+        &self,
+        partition: Number,
+        batch: &[NewRecord<'_>],
+    ) -> Result<BatchAnswer, AppendError> {
+        if batch.iter().any(|record| record.sequence != Sequence::NONE) {
+            return Err(AppendError::Invalid(
+                "a record with a number is appended by the writer of its source",
+            ));
+        }
+        let (nobody, never) = (SourceId(0), Epoch(0));
+        self.append(partition, nobody, never, batch, Placed::ByRoute, true)
+    }
+
     pub(crate) fn append(
         &self,
         partition: Number,

@@ -32,56 +32,15 @@ use crate::{
 /// The verbs of `teeline log`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LogVerb {
-    /// Make a log, or a topic in it.
-    Create(change::CreateArgs),
-    /// Append lines as records.
-    Append(change::AppendArgs),
-    /// Drop what a topic's policy, or the one given, does not keep.
-    ///
-    /// A running bridge does this every minute for all topics of its log (`log.upkeep_ms`), and compacts. Where none runs,
-    /// let cron do it:
-    ///
-    ///   */5 * * * *  teeline log retain /var/lib/teeline/log && teeline log compact /var/lib/teeline/log
-    Retain(change::RetainArgs),
-    /// Keep only the latest record of each key, in topics whose policy that is.
-    Compact(change::CompactArgs),
-    /// Add partitions to a topic, also while others append and read.
-    Grow(grow::GrowArgs),
-    /// Change what a topic keeps, when it is sealed and compacted, and whether keys are indexed, also while others append and
-    /// read.
-    ///
-    /// Nothing is dropped by this itself: `teeline log retain --dry-run` and `compact --dry-run` say what the next upkeep drops.
-    Configure(configure::ConfigureArgs),
-    /// Say what damage takes, and with --apply tell it in the log and go on: exit status 1 when something is wrong.
-    Repair(repair::RepairArgs),
-    /// Print the batches of a partition as they lie in its files: exit status 1 when bytes are damaged.
-    Dump(dump::DumpArgs),
-    /// Print the last records of a topic, and with --follow those that come.
-    Tail {
-        /// The log's directory.
-        root: PathBuf,
-        /// The topic.
-        topic: Name,
-        /// Only this partition; otherwise all.
-        #[arg(long, short)]
-        partition: Option<u32>,
-        /// Begin so many offsets before the end, in each partition.
-        #[arg(long, short = 'n', default_value_t = 10)]
-        last: u64,
-        /// Wait for more at the end, until interrupted.
-        #[arg(long, short)]
-        follow: bool,
-    },
-    /// List the consumer groups: what each reads and how far behind it is, its members, and who reads which partition.
-    Groups {
-        /// The log's directory.
-        root: PathBuf,
-    },
     /// List the topics, and how many records each has.
     Topics {
         /// The log's directory.
         root: PathBuf,
     },
+    /// Make a log, or a topic in it.
+    Create(change::CreateArgs),
+    /// Append lines as records.
+    Append(change::AppendArgs),
     /// Print the records of a topic.
     Read {
         /// The log's directory.
@@ -109,13 +68,53 @@ pub(crate) enum LogVerb {
         #[arg(long, short)]
         follow: bool,
     },
+    /// Print the last records of a topic, and with --follow those that come.
+    Tail {
+        /// The log's directory.
+        root: PathBuf,
+        /// The topic.
+        topic: Name,
+        /// Only this partition; otherwise all.
+        #[arg(long, short)]
+        partition: Option<u32>,
+        /// Begin so many offsets before the end, in each partition.
+        #[arg(long, short = 'n', default_value_t = 10)]
+        last: u64,
+        /// Wait for more at the end, until interrupted.
+        #[arg(long, short)]
+        follow: bool,
+    },
     /// Read every byte and say what is wrong: exit status 1 when durable data is damaged.
     Verify {
         /// The log's directory.
         root: PathBuf,
-        /// Only this topic.
-        #[arg(long)]
+        /// Only this topic; otherwise all.
         topic: Option<Name>,
+    },
+    /// Say what damage takes, and with --apply tell it in the log and go on: exit status 1 when something is wrong.
+    Repair(repair::RepairArgs),
+    /// Print the batches of a partition as they lie in its files: exit status 1 when bytes are damaged.
+    Dump(dump::DumpArgs),
+    /// Keep only the latest record of each key, in topics whose policy that is.
+    Compact(change::CompactArgs),
+    /// Drop what a topic's policy, or the one given, does not keep.
+    ///
+    /// A running bridge does this every minute for all topics of its log (`log.upkeep_ms`), and compacts. Where none runs,
+    /// let cron do it:
+    ///
+    ///   */5 * * * *  teeline log retain /var/lib/teeline/log && teeline log compact /var/lib/teeline/log
+    Retain(change::RetainArgs),
+    /// Add partitions to a topic, also while others append and read.
+    Grow(grow::GrowArgs),
+    /// Change what a topic keeps, when it is sealed and compacted, and whether keys are indexed, also while others append and
+    /// read.
+    ///
+    /// Nothing is dropped by this itself: `teeline log retain --dry-run` and `compact --dry-run` say what the next upkeep drops.
+    Configure(configure::ConfigureArgs),
+    /// List the consumer groups: what each reads and how far behind it is, its members, and who reads which partition.
+    Groups {
+        /// The log's directory.
+        root: PathBuf,
     },
     /// List what consumer groups have committed, and how far they are behind.
     Offsets {
@@ -162,7 +161,8 @@ impl LogVerb {
                     reader.seek(Offset(end.0.saturating_sub(last)).max(start));
                 }
                 let names = source_names(&log)?;
-                read(&mut readers, None, follow, &mut Printer { out, names })
+                let new = partition.is_none().then_some(&log);
+                read(&mut readers, None, follow, new, &mut Printer { out, names })
             }
             Self::Groups { root } => groups::list(&open(&root)?, out),
             Self::Topics { root } => topics(&open(&root)?, out),
@@ -192,7 +192,14 @@ impl LogVerb {
                     }
                 }
                 let names = source_names(&log)?;
-                read(&mut readers, limit, follow, &mut Printer { out, names })
+                let new = partition.is_none().then_some(&log);
+                read(
+                    &mut readers,
+                    limit,
+                    follow,
+                    new,
+                    &mut Printer { out, names },
+                )
             }
             Self::Verify { root, topic } => verify(&open(&root)?, topic.as_ref(), out),
             Self::Offsets { root, group } => offsets(&open(&root)?, group.as_ref(), out),
@@ -297,16 +304,20 @@ fn readers(
 /// Records between two looks at the output.
 const STRETCH: usize = 1_000;
 
-/// Prints up to `limit` records; with `follow` goes on when there are more.
+/// Prints up to `limit` records; with `follow` goes on when there are more, also in partitions that are added to `growing`'s
+/// topic.
 fn read(
-    readers: &mut [Reader],
+    readers: &mut Vec<Reader>,
     limit: Option<usize>,
     follow: bool,
+    growing: Option<&Log>,
     printer: &mut Printer<'_>,
 ) -> Result<Answer, Failure> {
     /// One reader sleeps on its partition; several take turns, none for longer than this.
     const TURN: Duration = Duration::from_millis(20);
-    let mut left = limit.unwrap_or(usize::MAX);
+    /// So many times it has waited in vain between two looks for new partitions.
+    const LOOK_EVERY: u32 = 16;
+    let (mut left, mut waits) = (limit.unwrap_or(usize::MAX), 0);
     loop {
         let mut found = 0;
         for reader in &mut *readers {
@@ -340,8 +351,27 @@ fn read(
                     break;
                 }
             }
+            waits += 1;
+            if let Some(log) = growing
+                && waits % LOOK_EVERY == 0
+            {
+                take_in_new(log, readers)?;
+            }
         }
     }
+}
+
+/// Adds readers for partitions that there were not.
+fn take_in_new(log: &Log, readers: &mut Vec<Reader>) -> Result<(), Failure> {
+    let Some(reader) = readers.first() else {
+        return Ok(());
+    };
+    let topic = log.topic(reader.topic().name()).map_err(Failure::new)?;
+    for partition in topic.partitions().skip(readers.len()) {
+        let reader = log.reader(&topic, partition, Offset(0));
+        readers.push(reader.map_err(Failure::new)?);
+    }
+    Ok(())
 }
 
 /// Prints up to `limit` records of a key; with `follow` goes on when there are more.

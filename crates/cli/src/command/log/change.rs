@@ -10,10 +10,10 @@ use std::{
 
 use clap::Args;
 use serde::Serialize;
-use teeline_core::{Epoch, Identity, Name, Partition, Sequence, SourceName};
+use teeline_core::{Epoch, Identity, Name, Partition, Sequence, SourceId, SourceName};
 use teeline_log::{
     Answer as AppendAnswer, AppendError, Compaction, Durability, Log, LogOptions, NewRecord,
-    Retention, Succession, Topic, TopicConfig, Writer,
+    Progress, Retention, Succession, Topic, TopicConfig, Writer,
 };
 
 use crate::output::{Answer, Failure, Output};
@@ -236,6 +236,51 @@ struct AppendedLine {
     duplicate: u64,
     /// End of what is durable, per partition that was appended to.
     durable: BTreeMap<u32, u64>,
+    /// Of the stored ones and of the others, those that the source's progress did not account for before.
+    #[serde(skip)]
+    stored_ahead: u64,
+    #[serde(skip)]
+    duplicate_ahead: u64,
+}
+
+impl AppendedLine {
+    /// Says with a failure how far it came.
+    fn tell(&self, failure: Failure) -> Failure {
+        match failure {
+            Failure::Reason(reason) if self.stored > 0 => Failure::new(format_args!(
+                "{reason}; of the lines before, {} were stored",
+                self.stored
+            )),
+            failure => failure,
+        }
+    }
+
+    /// Records that the lines from `first` on are accounted for, unless some in front of them are not.
+    fn note_progress(&self, writer: &mut Writer, first: u64) -> Result<(), Failure> {
+        let before = writer.progress();
+        let end = first + self.lines;
+        if first > before.through.0 + 1 || end <= before.through.0 + 1 {
+            return Ok(());
+        }
+        let now = Progress {
+            through: Sequence(end - 1),
+            routed: before.routed + self.stored_ahead,
+            duplicate: before.duplicate + self.duplicate_ahead,
+            ..before
+        };
+        writer.store_progress(&now).map_err(Failure::new)
+    }
+}
+
+/// Under which identity a line is routed.
+fn identity(writer: Option<&Writer>, sequence: Sequence) -> Identity {
+    let nobody = (SourceId(0), Epoch(0));
+    let (source, epoch) = writer.map_or(nobody, |writer| (writer.source().id(), writer.epoch()));
+    Identity {
+        source,
+        epoch,
+        sequence,
+    }
 }
 
 /// A line that waits for its batch.
@@ -249,7 +294,39 @@ impl AppendArgs {
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let log = open(&self.root)?;
         let mut topic = topic(&log, &self.topic)?;
-        let (mut writer, mut next) = self.writer(&log)?;
+        let (mut writer, first) = match &self.source {
+            Some(source) => {
+                let (writer, first) = self.writer(&log, source)?;
+                (Some(writer), first)
+            }
+            None => (None, 1),
+        };
+        let mut done = AppendedLine::default();
+        let appended = self.append(&mut topic, writer.as_mut(), first, &mut done);
+        appended.map_err(|failure| done.tell(failure))?;
+        if let Some(writer) = &mut writer {
+            done.note_progress(writer, first)?;
+        }
+        log.close().map_err(Failure::new)?;
+        if out.is_json() {
+            out.object(&done)?;
+        } else {
+            out.line(format_args!(
+                "{} lines: {} stored, {} were there already",
+                done.lines, done.stored, done.duplicate
+            ))?;
+        }
+        Ok(Answer::Fine)
+    }
+
+    /// Appends the lines, the first of them under the number `first`.
+    fn append(
+        &self,
+        topic: &mut Topic,
+        mut writer: Option<&mut Writer>,
+        first: u64,
+        done: &mut AppendedLine,
+    ) -> Result<(), Failure> {
         let input: Box<dyn BufRead> = match &self.file {
             None => Box::new(io::stdin().lock()),
             Some(path) => {
@@ -259,23 +336,16 @@ impl AppendArgs {
             }
         };
         let mut waiting: BTreeMap<Partition, Vec<Line>> = BTreeMap::new();
-        let mut done = AppendedLine::default();
         let mut count = 0;
-        for line in input.split(b'\n') {
+        for (number, line) in (first..).zip(input.split(b'\n')) {
             let line =
                 line.map_err(|error| Failure::new(format!("cannot read a line: {error}")))?;
             let (key, value) = self.split(line)?;
-            let sequence = Sequence(next);
-            let identity = Identity {
-                source: writer.source().id(),
-                epoch: writer.epoch(),
-                sequence,
-            };
+            let sequence = Sequence(number);
             let partition = match self.partition {
                 Some(partition) => Partition(partition),
-                None => topic.route(&identity, key.as_deref()),
+                None => topic.route(&identity(writer.as_deref(), sequence), key.as_deref()),
             };
-            next += 1;
             done.lines += 1;
             waiting.entry(partition).or_default().push(Line {
                 sequence: if self.source.is_some() {
@@ -289,30 +359,14 @@ impl AppendArgs {
             count += 1;
             if count == self.batch {
                 count = 0;
-                self.flush(&mut writer, &mut topic, &mut waiting, &mut done)?;
+                self.flush(writer.as_deref_mut(), topic, &mut waiting, done)?;
             }
         }
-        self.flush(&mut writer, &mut topic, &mut waiting, &mut done)?;
-        log.close().map_err(Failure::new)?;
-        if out.is_json() {
-            out.object(&done)?;
-        } else {
-            out.line(format_args!(
-                "{} lines: {} stored, {} were there already",
-                done.lines, done.stored, done.duplicate
-            ))?;
-        }
-        Ok(Answer::Fine)
+        self.flush(writer, topic, &mut waiting, done)
     }
 
-    /// The writer, and the number of the next record.
-    fn writer(&self, log: &Log) -> Result<(Writer, u64), Failure> {
-        let Some(source) = &self.source else {
-            // Lines without identity take nobody's numbers; what they are appended under stands in no record.
-            let source = "teeline.append".parse().map_err(Failure::new)?;
-            let writer = log.writer(&source, Epoch(1), Succession::Abandon);
-            return Ok((writer.map_err(Failure::new)?, 1));
-        };
+    /// The writer of a source, and the number of the next record.
+    fn writer(&self, log: &Log, source: &SourceName) -> Result<(Writer, u64), Failure> {
         let point = log.resume(source).map_err(Failure::new)?;
         let recorded = point.progress.map(|progress| progress.epoch.0);
         let stored = point.partitions.iter().map(|last| last.epoch.0).max();
@@ -343,11 +397,12 @@ impl AppendArgs {
 
     fn flush(
         &self,
-        writer: &mut Writer,
+        mut writer: Option<&mut Writer>,
         topic: &mut Topic,
         waiting: &mut BTreeMap<Partition, Vec<Line>>,
         done: &mut AppendedLine,
     ) -> Result<(), Failure> {
+        let through = writer.as_ref().map(|writer| writer.progress().through);
         while let Some((partition, lines)) = waiting.pop_first() {
             let batch: Vec<_> = lines
                 .iter()
@@ -355,22 +410,34 @@ impl AppendArgs {
                     NewRecord::data(line.sequence, self.kind, line.key.as_deref(), &line.value)
                 })
                 .collect();
-            let answer = match self.partition {
-                Some(_) => writer.append_placed(topic, partition, &batch),
-                None => writer.append(topic, partition, &batch),
+            let answer = match (&mut writer, self.partition) {
+                (Some(writer), Some(_)) => writer.append_placed(topic, partition, &batch),
+                (Some(writer), None) => writer.append(topic, partition, &batch),
+                (None, _) => topic.append_unidentified(partition, &batch),
             };
             let answer = match answer {
                 Err(AppendError::Grown { .. }) => {
                     topic.refresh().map_err(Failure::new)?;
-                    route_anew(writer, topic, partition, lines, waiting);
+                    if self.partition.is_some() {
+                        waiting.insert(partition, lines);
+                    } else {
+                        route_anew(writer.as_deref(), topic, partition, lines, waiting);
+                    }
                     continue;
                 }
                 answer => answer.map_err(Failure::new)?,
             };
             for (line, one) in lines.iter().zip(&answer.answers) {
+                let is_ahead = u64::from(through < Some(line.sequence));
                 match one {
-                    AppendAnswer::Stored { .. } => done.stored += 1,
-                    AppendAnswer::Duplicate { .. } => done.duplicate += 1,
+                    AppendAnswer::Stored { .. } => {
+                        done.stored += 1;
+                        done.stored_ahead += is_ahead;
+                    }
+                    AppendAnswer::Duplicate { .. } => {
+                        done.duplicate += 1;
+                        done.duplicate_ahead += is_ahead;
+                    }
                     other => {
                         let number = line.sequence;
                         return Err(Failure::new(format!(
@@ -387,7 +454,7 @@ impl AppendArgs {
 
 /// Sorts lines of `partition`, to which they were routed before the topic grew, and all that wait in the same way.
 fn route_anew(
-    writer: &Writer,
+    writer: Option<&Writer>,
     topic: &Topic,
     partition: Partition,
     lines: Vec<Line>,
@@ -396,11 +463,7 @@ fn route_anew(
     let others = std::mem::take(waiting);
     for (before, lines) in std::iter::once((partition, lines)).chain(others) {
         for line in lines {
-            let identity = Identity {
-                source: writer.source().id(),
-                epoch: writer.epoch(),
-                sequence: line.sequence,
-            };
+            let identity = identity(writer, line.sequence);
             // What has neither key nor number is at home anywhere.
             let partition = match &line.key {
                 None if line.sequence == Sequence::NONE => before,

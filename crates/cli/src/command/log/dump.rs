@@ -1,6 +1,9 @@
 //! `teeline log dump`: the batches of a partition as they lie in the files, damage included.
 
-use std::path::PathBuf;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
 use serde::Serialize;
@@ -16,15 +19,17 @@ pub(crate) struct DumpArgs {
     root: PathBuf,
     /// The topic.
     topic: Name,
-    /// The partition.
-    partition: u32,
+    /// Only this partition; otherwise all.
+    #[arg(long, short)]
+    partition: Option<u32>,
     /// Only the segment that begins at this offset.
-    #[arg(long)]
+    #[arg(long, requires = "partition")]
     segment: Option<u64>,
 }
 
 #[derive(Serialize, Default)]
 struct BatchLine {
+    partition: u32,
     segment: String,
     file_pos: u64,
     length: u64,
@@ -43,17 +48,44 @@ struct BatchLine {
 
 impl DumpArgs {
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
-        let dir = self
-            .root
-            .join(self.topic.as_str())
-            .join(self.partition.to_string());
-        let cannot = |path: &std::path::Path, error: std::io::Error| {
-            Failure::new(format!("{}: {error}", path.display()))
+        let mut answer = Answer::Fine;
+        for partition in self.partitions()? {
+            answer = answer.and(self.dump(partition, out)?);
+        }
+        Ok(answer)
+    }
+
+    /// The partitions whose directories there are: nothing is asked of the log's own files, which may be what is wrong.
+    fn partitions(&self) -> Result<Vec<u32>, Failure> {
+        let topic = self.root.join(self.topic.as_str());
+        let found = match names(&topic) {
+            Ok(found) => found,
+            Err(_) if !topic.exists() => {
+                return Err(Failure::new(format_args!(
+                    "{}: there is no such topic",
+                    topic.display()
+                )));
+            }
+            Err(error) => return Err(error),
         };
-        let entries = std::fs::read_dir(&dir).map_err(|error| cannot(&dir, error))?;
-        let mut names: Vec<String> = entries
-            .flatten()
-            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        let found = found.iter().filter_map(|name| name.parse().ok());
+        let mut partitions: Vec<u32> = found.collect();
+        partitions.sort_unstable();
+        partitions.retain(|number| self.partition.is_none_or(|wanted| wanted == *number));
+        if let (Some(partition), true) = (self.partition, partitions.is_empty()) {
+            return Err(Failure::new(format_args!(
+                "{}: there is no partition {partition}",
+                topic.display()
+            )));
+        }
+        Ok(partitions)
+    }
+
+    fn dump(&self, partition: u32, out: &mut Output) -> Result<Answer, Failure> {
+        let dir = self.root.join(self.topic.as_str());
+        let dir = dir.join(partition.to_string());
+        let mut names: Vec<String> = names(&dir)?
+            .into_iter()
             .filter(|name| {
                 let base = name
                     .strip_suffix(".log")
@@ -69,13 +101,16 @@ impl DumpArgs {
         let mut answer = Answer::Fine;
         for name in names {
             let path = dir.join(&name);
-            let bytes = std::fs::read(&path).map_err(|error| cannot(&path, error))?;
+            let bytes = fs::read(&path).map_err(|error| cannot(&path, &error))?;
             let mut at = 0;
             while let Some(rest) = bytes.get(at..)
                 && !rest.is_empty()
             {
                 let (line, length) = match batch::verify(rest) {
-                    Ok(header) => (batch_line(&name, at, &header), header.length as usize),
+                    Ok(header) => {
+                        let line = batch_line(partition, &name, at, &header);
+                        (line, header.length as usize)
+                    }
                     Err(flaw) => {
                         let end = next_batch(rest);
                         let skipped = rest.get(..end).unwrap_or_default();
@@ -84,7 +119,7 @@ impl DumpArgs {
                             continue;
                         }
                         answer = Answer::No;
-                        (flaw_line(&name, at, end, &flaw.to_string()), end)
+                        (flaw_line(partition, &name, at, end, &flaw.to_string()), end)
                     }
                 };
                 print(&line, out)?;
@@ -93,6 +128,18 @@ impl DumpArgs {
         }
         Ok(answer)
     }
+}
+
+fn cannot(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(format_args!("{}: {error}", path.display()))
+}
+
+fn names(dir: &Path) -> Result<Vec<String>, Failure> {
+    let entries = fs::read_dir(dir).map_err(|error| cannot(dir, &error))?;
+    let names = entries.flatten().map(|entry| entry.file_name());
+    Ok(names
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect())
 }
 
 /// Where in `bytes`, behind its first byte, a whole batch begins, or their end.
@@ -105,8 +152,9 @@ fn next_batch(bytes: &[u8]) -> usize {
     found.unwrap_or(bytes.len())
 }
 
-fn batch_line(segment: &str, at: usize, header: &batch::Header) -> BatchLine {
+fn batch_line(partition: u32, segment: &str, at: usize, header: &batch::Header) -> BatchLine {
     BatchLine {
+        partition,
         segment: segment.to_owned(),
         file_pos: at as u64,
         length: header.length.into(),
@@ -123,8 +171,9 @@ fn batch_line(segment: &str, at: usize, header: &batch::Header) -> BatchLine {
     }
 }
 
-fn flaw_line(segment: &str, at: usize, length: usize, flaw: &str) -> BatchLine {
+fn flaw_line(partition: u32, segment: &str, at: usize, length: usize, flaw: &str) -> BatchLine {
     BatchLine {
+        partition,
         segment: segment.to_owned(),
         file_pos: at as u64,
         length: length as u64,
@@ -137,7 +186,7 @@ fn print(line: &BatchLine, out: &mut Output) -> Result<(), Failure> {
     if out.is_json() {
         return out.object(line);
     }
-    let place = format!("{}@{}", line.segment, line.file_pos);
+    let place = format!("{}/{}@{}", line.partition, line.segment, line.file_pos);
     match (&line.flaw, line.base_offset, line.span) {
         (None, Some(base), Some(span)) => out.line(format_args!(
             "{place:<36}  {} bytes  offsets {base}..{}  {} records{}  term {}  durable {}  {} after {}",
