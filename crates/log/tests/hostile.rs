@@ -20,7 +20,7 @@ use teeline_core::{Epoch, Offset, Partition, Sequence, SourceName};
 use teeline_log::{
     Answer, AppendError, BatchAnswer, DiskStorage, Durability, Log, LogOptions, NewRecord,
     OpenError, ReadError, Succession, Topic, TopicConfig, TopicError, Writer,
-    fake::{FakeDisk, Operation},
+    fake::{FakeDisk, Fault, Operation},
     format::{record, watermark::Word},
     storage::{LockFile, Storage},
     verify,
@@ -261,6 +261,104 @@ fn lg_01_what_is_written_during_a_sync_is_not_taken_for_synced() {
             durable,
             "readers see no more"
         );
+    }
+}
+
+/// HAZARDS LG-09: while a process waits to be told that what it wrote is durable, somebody else's sync fails, the partition
+/// is opened anew without it, and goes on past where it ended. It is not told that it is stored.
+#[test]
+fn lg_09_what_was_taken_back_is_not_acknowledged_by_what_came_in_its_place() {
+    let mut taken_back = 0;
+    for seed in 1..=8 {
+        let disk = FakeDisk::new(seed);
+        let config = TopicConfig {
+            segment_bytes: 64 << 10,
+            ..config(Durability::SyncEachBatch)
+        };
+        let (log, topic) = in_memory(&disk, &config, &impatient());
+        let (other, theirs) = in_memory(&disk, &config, &impatient());
+        let (mut ours, mut others) = (writer(&log, 1), writer(&other, 2));
+        append(&theirs, P0, &mut others, 1, b"before").unwrap();
+        append(&topic, P0, &mut ours, 1, b"before").unwrap();
+        let machine = disk.clone();
+        let end = topic.end(P0).unwrap();
+        let (mut ordered, mut done) = (false, false);
+        disk.before_each(Some(Box::new(move |step| {
+            if done || step.operation != Operation::Store || theirs.end(P0).unwrap() == end {
+                return;
+            }
+            // Ours is written. The others are told that it is busy, until it is not any more.
+            if !std::mem::replace(&mut ordered, true) {
+                machine.fail(Fault {
+                    operation: Operation::Sync,
+                    path_contains: ".log".to_owned(),
+                    nth: 1,
+                    kind: std::io::ErrorKind::Other,
+                });
+            }
+            match append(&theirs, P0, &mut others, 2, b"fails") {
+                Err(AppendError::Stopped { .. }) => {
+                    done = true;
+                    theirs.reopen(P0).unwrap();
+                    for number in 3..=6 {
+                        append(&theirs, P0, &mut others, number, b"goes on").unwrap();
+                    }
+                }
+                busy => assert!(matches!(busy, Err(AppendError::Busy { .. })), "{busy:?}"),
+            }
+        })));
+        let answer = append(&topic, P0, &mut ours, 2, b"ours");
+        disk.before_each(None);
+        let (looking, looked_at) = in_memory(&disk, &config, &impatient());
+        let stored = topic_holds(&looking, &looked_at, 1, 2);
+        assert_eq!(answer.is_ok(), stored, "seed {seed}: {answer:?}");
+        taken_back += u32::from(!stored);
+    }
+    assert!(
+        taken_back > 0,
+        "nothing was taken back: the test tests nothing"
+    );
+}
+
+/// HAZARDS LG-05, for a reader that had come so far: what it read and a failed sync took back is told to it, and it goes on
+/// with what came in its place. The place where it stood in the file means nothing any more.
+#[test]
+fn lg_05_a_reader_of_what_was_taken_back_is_told_and_goes_on() {
+    for seed in 1..=8 {
+        let disk = FakeDisk::new(seed);
+        let config = config(Durability::LeaveToOs);
+        let (log, topic) = in_memory(&disk, &config, &impatient());
+        let mut ours = writer(&log, 1);
+        let (reading, read_by) = in_memory(&disk, &config, &impatient());
+        let mut reader = reading.reader(&read_by, P0, Offset(0)).unwrap();
+        for number in 1..=3 {
+            append(&topic, P0, &mut ours, number, b"synced").unwrap();
+        }
+        topic.sync(P0).unwrap();
+        for number in 4..=6 {
+            append(&topic, P0, &mut ours, number, &[7; 100]).unwrap();
+        }
+        assert_eq!(reader.poll(100, |_| {}).unwrap(), 6);
+        disk.fail(Fault {
+            operation: Operation::Sync,
+            path_contains: ".log".to_owned(),
+            nth: 1,
+            kind: std::io::ErrorKind::Other,
+        });
+        topic.sync(P0).unwrap_err();
+        let lost = topic.reopen(P0).unwrap().lost.unwrap();
+        assert_eq!(lost.0, Offset(3));
+        append(&topic, P0, &mut ours, 7, b"in its place").unwrap();
+        let mut seen = Vec::new();
+        while reader
+            .poll(100, |record| {
+                seen.push((record.control.is_some(), record.value.to_vec()));
+            })
+            .unwrap()
+            > 0
+        {}
+        let expected = [(true, Vec::new()), (false, b"in its place".to_vec())];
+        assert_eq!(seen, expected, "seed {seed}");
     }
 }
 
