@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     hash::{BuildHasher, RandomState},
-    io,
+    io::{self, Read as _},
     ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
@@ -29,6 +29,9 @@ use crate::{
 
 /// Mode of files: the umask may only take away.
 const FILE_MODE: u32 = 0o644;
+
+/// Longest file that is read as a whole: a snapshot of six million sources.
+const WHOLE_BYTES_MAX: u64 = 256 << 20;
 
 /// Mode of directories.
 const DIR_MODE: u32 = 0o755;
@@ -128,7 +131,21 @@ impl Storage for DiskStorage {
     }
 
     fn read(&self, path: &Path) -> Result<Vec<u8>> {
-        fs::read(path).map_err(fail("read", path))
+        let file = File::open(path).map_err(fail("read", path))?;
+        let len = file.metadata().map_err(fail("read", path))?.len();
+        if len > WHOLE_BYTES_MAX {
+            let path_shown = path.display();
+            return Err(StorageError::new(
+                path,
+                io::ErrorKind::InvalidData,
+                format!("{path_shown} is longer than any file of its kind: {len} bytes"),
+            ));
+        }
+        let mut bytes = Vec::new();
+        file.take(WHOLE_BYTES_MAX)
+            .read_to_end(&mut bytes)
+            .map_err(fail("read", path))?;
+        Ok(bytes)
     }
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {

@@ -19,7 +19,7 @@ mod time;
 
 use std::{
     collections::BTreeMap,
-    fmt, mem,
+    fmt, io, mem,
     ops::{Deref, DerefMut},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
@@ -195,7 +195,12 @@ impl Partition {
                 .page(&recovery::watermark_path(&self.dir), Access::Read)
             {
                 Ok(page) => *slot = Some(Arc::from(page)),
-                Err(error) if error.is_not_found() => return Ok(None),
+                // One that is too short holds nothing; whoever appends makes it anew.
+                Err(error)
+                    if error.is_not_found() || error.kind == io::ErrorKind::UnexpectedEof =>
+                {
+                    return Ok(None);
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -415,6 +415,57 @@ fn lg_09_after_a_failed_sync_nothing_is_acknowledged_until_reopened() {
     }
 }
 
+/// HAZARDS LG-09: a sync may fail for lack of space, too, where blocks are given out late. What it was to keep is gone as after
+/// any other failure, so that it stops the partition like one; or nothing depends on it, and a power cut shows it.
+#[test]
+fn lg_09_a_sync_that_fails_for_lack_of_space_is_a_failed_sync() {
+    let kinds = [
+        (Operation::Sync, ".log"),
+        (Operation::Sync, ".index"),
+        (Operation::Sync, "producers.snapshot"),
+        (Operation::Sync, "0/state"),
+        (Operation::SyncDir, "fills/0"),
+    ];
+    for durability in [Durability::SyncEachBatch, Durability::LeaveToOs] {
+        for (operation, path) in kinds {
+            for k in 1..=6 {
+                let what = format!("{operation:?} {path}, {durability}, k = {k}");
+                let mut world = World::new(k, config(durability), 1);
+                world.open().unwrap();
+                world.disk.fail(Fault {
+                    operation,
+                    path_contains: path.to_owned(),
+                    nth: k,
+                    kind: std::io::ErrorKind::StorageFull,
+                });
+                let mut tries = 0..600;
+                while tries.next().is_some() && world.disk.failed() == 0 {
+                    let numbers = world.numbers(0, world.last_known(0, 0), 1);
+                    match world.append(0, 0, &numbers) {
+                        Ok(_) | Err(AppendError::NoSpace(_)) => {}
+                        Err(AppendError::Stopped { .. }) => {
+                            world.topic().reopen(P0).expect(&what);
+                            world.check(Some(Crash::FailedSync));
+                        }
+                        Err(error) => panic!("{what}: {error}"),
+                    }
+                }
+                assert_eq!(world.disk.take_failed(), 1, "{what}: never met");
+                for _ in 0..40 {
+                    let numbers = world.numbers(0, world.last_known(0, 0), 1);
+                    world.append(0, 0, &numbers).expect(&what);
+                }
+                world.restart(Crash::PowerCut);
+                world.open().expect(&what);
+                world.check(Some(Crash::PowerCut));
+                let numbers = world.numbers(0, world.last_known(0, 0), 3);
+                world.append(0, 0, &numbers).expect(&what);
+                world.check(None);
+            }
+        }
+    }
+}
+
 /// HAZARDS LG-09: a process dies after its sync failed and before it could say so. The kernel tells of the failure once,
 /// so the next sync says that all is well; what is acknowledged then survives a power cut nevertheless.
 #[test]

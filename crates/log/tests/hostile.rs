@@ -623,3 +623,57 @@ fn the_largest_numbers_are_stored_and_recognised() {
     assert_eq!(reader.poll(10, |_| {}).unwrap(), 0);
     assert!(!reader.wait(Duration::ZERO).unwrap());
 }
+
+/// Batches that fill their segments to the last byte, and one that is too long by one.
+#[test]
+fn a_batch_may_be_as_long_as_its_segment() {
+    const VALUE_BYTES: usize = 4096 - 64 - record::HEADER_BYTES;
+    let disk = FakeDisk::new(1);
+    let config = config(Durability::SyncEachBatch);
+    let (log, topic) = in_memory(&disk, &config, &impatient());
+    let mut ours = writer(&log, 1);
+    for number in 1..=3 {
+        append(&topic, P0, &mut ours, number, &[7; VALUE_BYTES]).unwrap();
+    }
+    let longer = append(&topic, P0, &mut ours, 4, &[7; VALUE_BYTES + 1]);
+    assert!(
+        matches!(longer, Err(AppendError::TooLarge { max: 4096, .. })),
+        "{longer:?}"
+    );
+    disk.cut_power();
+    let (log, topic) = in_memory(&disk, &config, &impatient());
+    append(&topic, P0, &mut writer(&log, 1), 4, b"behind").unwrap();
+    let mut lengths = Vec::new();
+    let mut reader = log.reader(&topic, P0, Offset(0)).unwrap();
+    while reader
+        .poll(1, |record| lengths.push(record.value.len()))
+        .unwrap()
+        > 0
+    {}
+    assert_eq!(lengths, [VALUE_BYTES, VALUE_BYTES, VALUE_BYTES, 6]);
+    assert_eq!(verify(&log, None, |_| {}).unwrap().damages, 0);
+}
+
+/// A file that is read as a whole may say that it is a terabyte long.
+#[test]
+fn a_file_that_is_longer_than_any_of_its_kind_is_refused_by_name() {
+    for name in [
+        "fills/topic.toml",
+        "fills/0/state",
+        "fills/0/producers.snapshot.a",
+    ] {
+        let (_dir, log, topic) = on_disk(&config(Durability::SyncEachBatch), &options());
+        append(&topic, P0, &mut writer(&log, 1), 1, b"a fill").unwrap();
+        let path = log.root().join(name);
+        open_for_writing(&path).set_len(1 << 40).unwrap();
+        let again = Log::open(log.root(), &options()).unwrap();
+        let refused = match again.topic(&"fills".parse().unwrap()) {
+            Err(error) => error.to_string(),
+            Ok(topic) => topic.recover(P0).unwrap_err().to_string(),
+        };
+        assert!(
+            refused.starts_with(&format!("{} is longer than ", path.display())),
+            "{refused}"
+        );
+    }
+}
