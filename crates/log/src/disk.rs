@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::fs::{Advice, fadvise};
+use rustix::{
+    fs::{Advice, SeekFrom, fadvise, seek},
+    io::Errno,
+};
 use teeline_core::time::Clock;
 use teeline_os::{
     Mapping, SettledMapping, SystemClock, clock, file,
@@ -273,6 +276,21 @@ impl StorageFile for DiskFile {
             }
         }
         Ok(filled)
+    }
+
+    fn written_end(&self) -> Result<u64> {
+        let mut end = 0;
+        loop {
+            // Not every file system knows; then all of it is data. What the kernel holds in memory is, too, whoever wrote it.
+            let data = match seek(&self.file, SeekFrom::Data(end)) {
+                Ok(data) => data,
+                Err(Errno::NXIO) => return Ok(end),
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => return self.length(),
+                Err(error) => return Err(fail("look for data in", &self.path)(error.into())),
+            };
+            end = seek(&self.file, SeekFrom::Hole(data))
+                .map_err(|error| fail("look for data in", &self.path)(error.into()))?;
+        }
     }
 
     fn write_at(&self, file_pos: u64, bytes: &[u8]) -> Result<()> {

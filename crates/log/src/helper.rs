@@ -102,7 +102,7 @@ impl Helper {
         storage: &dyn Storage,
         lane: Lane,
         partition: Weak<Partition>,
-        job: fn(&Partition) -> Result<(), AppendError>,
+        job: impl FnOnce(&Partition) -> Result<(), AppendError> + Send + 'static,
     ) -> Result<(), AppendError> {
         if !storage.has_threads() {
             return partition

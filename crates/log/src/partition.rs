@@ -14,6 +14,7 @@ mod keys;
 mod reload;
 mod repair;
 mod retain;
+mod state_file;
 mod syncer;
 mod time;
 
@@ -433,32 +434,30 @@ impl Partition {
         if let Some(written) = written {
             answer.durable = self.commit(&syncer, &written)?;
         }
-        self.grant(&wishes)?;
+        self.grant(wishes)?;
         Ok(Some(answer))
     }
 
     /// Has done aside what came up while appending.
-    fn grant(self: &Arc<Self>, wishes: &Wishes) -> Result<(), AppendError> {
+    fn grant(self: &Arc<Self>, wishes: Wishes) -> Result<(), AppendError> {
         let storage = self.storage();
-        let run = |lane, job| {
-            let partition = Arc::downgrade(self);
-            self.env.helper.run(storage, lane, partition, job)
-        };
-        if wishes.checkpoint {
-            run(Lane::Durability, Self::checkpoint_aside)?;
+        let helper = &self.env.helper;
+        let this = || Arc::downgrade(self);
+        if let Some(planned) = wishes.checkpoint {
+            let job = move |partition: &Self| partition.checkpoint_aside(&planned);
+            helper.run(storage, Lane::Durability, this(), job)?;
         }
         if wishes.next_segment {
-            run(Lane::Space, Self::prepare_next)?;
+            helper.run(storage, Lane::Space, this(), Self::prepare_next)?;
         }
         if wishes.index {
             // Worth nothing but time: what goes wrong, upkeep tries again and tells.
-            drop(run(Lane::Space, Self::index_sealed));
+            drop(helper.run(storage, Lane::Space, this(), Self::index_sealed));
         }
         if let Durability::SyncEvery(interval) = self.config.durability
             && wishes.watch
         {
-            let partition = Arc::downgrade(self);
-            self.env.helper.watch(storage, partition, interval);
+            helper.watch(storage, this(), interval);
         }
         Ok(())
     }

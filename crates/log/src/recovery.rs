@@ -7,13 +7,14 @@ use teeline_core::Offset;
 
 use crate::{
     Damage, TornTail,
+    durability::SCAN_BYTES_MAX,
     format::{
         Flaw,
         snapshot::{self, Cursor},
         state::{self, State},
     },
     producers::Producers,
-    segment::{self, SCAN_BYTES_MAX, SegmentReader, Walk},
+    segment::{self, SegmentReader, Walk},
     storage::{Result, Storage},
 };
 

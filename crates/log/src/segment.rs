@@ -12,7 +12,7 @@ use crate::{
     Damage,
     format::{
         Flaw,
-        batch::{self, BATCH_BYTES_MAX, Header},
+        batch::{self, Header},
         index::{self, Entry},
         record::{Control, Records},
         snapshot::Cursor,
@@ -58,6 +58,8 @@ pub(crate) fn list(storage: &dyn Storage, dir: &Path) -> Result<Vec<Offset>> {
 pub(crate) struct SegmentReader {
     base: Offset,
     file: Arc<dyn StorageFile>,
+    /// Where what was ever written ended before anything was read here: what the kernel reads ahead is not to count.
+    written_end: u64,
     buffer: Vec<u8>,
     /// How much of the buffer was read, and from where.
     filled: usize,
@@ -78,9 +80,11 @@ const READ_BYTES_MAX: usize = 256 << 10;
 
 impl SegmentReader {
     pub(crate) fn open(storage: &dyn Storage, dir: &Path, base: Offset) -> Result<Self> {
+        let file = storage.open(&log_path(dir, base), Access::Read)?;
         Ok(Self {
             base,
-            file: storage.open(&log_path(dir, base), Access::Read)?,
+            written_end: file.written_end()?,
+            file,
             buffer: Vec::new(),
             filled: 0,
             buffer_pos: 0,
@@ -197,7 +201,7 @@ impl SegmentReader {
     /// The bytes at or behind `pos` that are not zero, as the smallest range around them, looking no further than
     /// `limit`.
     pub(crate) fn written(&mut self, pos: u64, limit: u64) -> Result<Option<Range<u64>>> {
-        let end = self.length()?.min(limit);
+        let end = self.length()?.min(self.written_end).min(limit);
         let mut found: Option<Range<u64>> = None;
         let mut at = pos;
         while at < end {
@@ -550,11 +554,6 @@ fn if_space<T>(done: Result<T>) -> Result<Option<T>> {
         Err(error) => Err(error),
     }
 }
-
-/// Largest distance in bytes from the older snapshot to the log end: what an opening scans at most.
-pub(crate) const SCAN_BYTES_MAX: u64 = 32 << 20;
-
-const _: () = assert!(BATCH_BYTES_MAX as u64 <= SCAN_BYTES_MAX / 2);
 
 #[cfg(test)]
 mod tests {

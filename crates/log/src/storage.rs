@@ -241,6 +241,12 @@ pub trait StorageFile: fmt::Debug + Send + Sync {
     /// When the operation fails.
     fn read_at(&self, file_pos: u64, bytes: &mut [u8]) -> Result<usize>;
 
+    /// Where, at most, what was ever written ends, as far as that is known without reading. Behind it there are only zeros.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn written_end(&self) -> Result<u64>;
+
     /// Writes all of `bytes`. After an error, any part of them may have been written.
     ///
     /// # Errors

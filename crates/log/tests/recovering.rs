@@ -71,69 +71,78 @@ fn an_opening_does_not_look_at_what_was_closed_long_ago() {
     }
 }
 
-/// From the older recovery point to the end lie at most 32 MiB, however the writer is killed.
+/// What an opening scans at most, by what the topic promises.
+const SCANNED: [(Durability, u64); 2] = [
+    (Durability::SyncEachBatch, 32 << 20),
+    (Durability::LeaveToOs, 64 << 20),
+];
+
+/// From the older recovery point to the end lies no more than that, however the writer is killed.
 #[test]
-fn the_older_snapshot_is_never_further_back_than_32_mib() {
-    const MIB: u64 = 1 << 20;
-    let mut world = World::new(
-        1,
-        TopicConfig {
-            segment_bytes: 64 << 20,
-            ..config(Durability::LeaveToOs)
-        },
-        0,
-    );
-    world.open().unwrap();
-    let log = world.log.clone().unwrap();
-    for number in 1..=6 {
-        fill(&log, number * 2 - 1, 2, 4 << 20);
-        let files = world.disk.files(&file(""));
-        let cursors = ["a", "b"]
-            .map(|slot| file(&format!("producers.snapshot.{slot}")))
-            .into_iter()
-            .filter(|path| files.contains(path))
-            .map(|path| snapshot::decode(&world.disk.bytes(&path)).unwrap().0);
-        let oldest = cursors.map(|cursor| u64::from(cursor.file_pos)).min();
-        let end = number * 8 * MIB;
-        assert!(end <= oldest.unwrap() + 32 * MIB, "{oldest:?} of {end}");
+fn the_older_snapshot_is_never_further_back_than_an_opening_scans() {
+    for (durability, most) in SCANNED {
+        let mut world = World::new(
+            1,
+            TopicConfig {
+                segment_bytes: 128 << 20,
+                ..config(durability)
+            },
+            0,
+        );
+        world.open().unwrap();
+        let log = world.log.clone().unwrap();
+        for number in 1..=12 {
+            fill(&log, number * 2 - 1, 2, 4 << 20);
+            let files = world.disk.files(&file(""));
+            let cursors = ["a", "b"]
+                .map(|slot| file(&format!("producers.snapshot.{slot}")))
+                .into_iter()
+                .filter(|path| files.contains(path))
+                .map(|path| snapshot::decode(&world.disk.bytes(&path)).unwrap().0);
+            let oldest = cursors.map(|cursor| u64::from(cursor.file_pos)).min();
+            let end = number * (8 << 20);
+            assert!(end <= oldest.unwrap() + most, "{oldest:?} of {end}");
+        }
     }
 }
 
 /// The same on a real disk, where recovery points are taken by a thread aside while the log goes on.
 #[test]
-fn the_older_snapshot_stays_within_32_mib_while_the_next_is_taken_aside() {
+fn the_older_snapshot_stays_as_close_while_the_next_is_taken_aside() {
     const BATCH_BYTES: usize = 1 << 20;
-    let dir = tempfile::tempdir().unwrap();
-    let log = Log::create(
-        dir.path().join("log"),
-        &LogOptions {
-            any_filesystem: true,
-            ..LogOptions::default()
-        },
-    )
-    .unwrap();
-    let config = TopicConfig {
-        segment_bytes: 128 << 20,
-        ..config(Durability::LeaveToOs)
-    };
-    let topic = log.create_topic(&topic_name(), &config).unwrap();
-    let mut writer = log
-        .writer(&source(0), EPOCH, Succession::AfterDrain)
+    for (durability, most) in SCANNED {
+        let dir = tempfile::tempdir().unwrap();
+        let log = Log::create(
+            dir.path().join("log"),
+            &LogOptions {
+                any_filesystem: true,
+                ..LogOptions::default()
+            },
+        )
         .unwrap();
-    let value = vec![7; BATCH_BYTES - 1024];
-    let partition = dir.path().join("log/fills/0");
-    let mut end = 0;
-    for number in 1..=100 {
-        let record = NewRecord::data(Sequence(number), 1, None, &value);
-        writer.append(&topic, P0, &[record]).unwrap();
-        end += BATCH_BYTES as u64 - 1024 + 128;
-        let cursors = ["a", "b"].map(|slot| {
-            let path = partition.join(format!("producers.snapshot.{slot}"));
-            let bytes = std::fs::read(path).ok()?;
-            Some(u64::from(snapshot::decode(&bytes).unwrap().0.file_pos))
-        });
-        let oldest = cursors.into_iter().flatten().min().unwrap();
-        assert!(end <= oldest + (32 << 20), "{cursors:?} of {end}");
+        let config = TopicConfig {
+            segment_bytes: 192 << 20,
+            ..config(durability)
+        };
+        let topic = log.create_topic(&topic_name(), &config).unwrap();
+        let mut writer = log
+            .writer(&source(0), EPOCH, Succession::AfterDrain)
+            .unwrap();
+        let value = vec![7; BATCH_BYTES - 1024];
+        let partition = dir.path().join("log/fills/0");
+        let mut end = 0;
+        for number in 1..=150 {
+            let record = NewRecord::data(Sequence(number), 1, None, &value);
+            writer.append(&topic, P0, &[record]).unwrap();
+            end += BATCH_BYTES as u64 - 1024 + 128;
+            let cursors = ["a", "b"].map(|slot| {
+                let path = partition.join(format!("producers.snapshot.{slot}"));
+                let bytes = std::fs::read(path).ok()?;
+                Some(u64::from(snapshot::decode(&bytes).unwrap().0.file_pos))
+            });
+            let oldest = cursors.into_iter().flatten().min().unwrap();
+            assert!(end <= oldest + most, "{durability}: {cursors:?} of {end}");
+        }
     }
 }
 

@@ -293,6 +293,10 @@ impl StorageFile for FakeHandle {
         Ok(count)
     }
 
+    fn written_end(&self) -> Result<u64> {
+        self.length()
+    }
+
     fn write_at(&self, file_pos: u64, bytes: &[u8]) -> Result<()> {
         self.shared.announce(&Step {
             write: Some((self.node, file_pos, bytes)),

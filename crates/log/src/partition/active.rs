@@ -14,23 +14,25 @@ use crate::{
     storage::{Access, StorageError, StorageFile, remove_if_there},
 };
 
-/// Zeros are written ahead in steps of this many bytes, at least and at most. Whoever waits for a sync waits for a step
-/// that is being synced, too: a few large ones stop fewer appends than many small ones. But a segment that is hardly used
-/// is not filled for nothing.
+/// Where each batch is synced, zeros are written ahead in steps of this many bytes, at least and at most. Whoever waits for
+/// a sync waits for a step that is being synced, too: a few large ones stop fewer appends than many small ones. But a
+/// segment that is hardly used is not filled for nothing.
 const WRITE_AHEAD_BYTES_MIN: u64 = 1 << 20;
 const WRITE_AHEAD_BYTES_MAX: u64 = 8 << 20;
 
+/// Elsewhere, up to the next multiple of this. The kernel then gets memory for all of it at once, where batches, which
+/// begin and end anywhere, would get a page or two at a time: that costs more than to write the bytes twice.
+const WRITE_AHEAD_STEP: u64 = 64 << 10;
+
 /// What is written at once.
-const ZEROS_BYTES: u64 = 1 << 20;
+static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 fn write_zeros(file: &dyn StorageFile, bytes: Range<u64>) -> Result<(), StorageError> {
-    let most = ZEROS_BYTES.min(bytes.end - bytes.start);
-    let zeros = vec![0; usize::try_from(most).expect("1 MiB at most")];
     let mut at = bytes.start;
     while at < bytes.end {
-        let len = (bytes.end - at).min(zeros.len() as u64);
+        let len = (bytes.end - at).min(ZEROS.len() as u64);
         let step = usize::try_from(len).expect("1 MiB at most");
-        file.write_at(at, zeros.get(..step).unwrap_or_default())?;
+        file.write_at(at, ZEROS.get(..step).unwrap_or_default())?;
         at += len;
     }
     Ok(())
@@ -47,7 +49,7 @@ impl Appender {
     pub(super) fn rewrite(&mut self) -> Result<(), StorageError> {
         let end = u64::from(self.end.file_pos);
         let file = Arc::clone(&self.active()?.file);
-        let mut bytes = vec![0; usize::try_from(ZEROS_BYTES.min(end)).expect("1 MiB at most")];
+        let mut bytes = vec![0; usize::try_from(end).unwrap_or(usize::MAX).min(ZEROS.len())];
         let mut at = 0;
         while at < end {
             let len = (end - at).min(bytes.len() as u64);
@@ -173,21 +175,23 @@ impl Appender {
         Ok(())
     }
 
-    /// Keeps zeros written ahead of the end: a sync into a written file costs less than one that has to change the
-    /// file's extents, too. Without a sync per batch there is nothing to gain.
+    /// Keeps zeros written ahead of the end. A sync into a written file costs less than one that has to change the file's
+    /// extents, too; and so does a write into pages that are in memory.
     pub(super) fn write_ahead(&mut self, through: u64) -> Result<(), StorageError> {
-        if !self.config.durability.is_synced() {
-            return Ok(());
-        }
         let end = u64::from(self.end.file_pos);
+        let synced = self.config.durability.is_synced();
         let segment_bytes = u64::from(self.config.segment_bytes);
         let active = self.active()?;
         let from = active.zeroed.max(end);
         if from >= through {
             return Ok(());
         }
-        let step = end.clamp(WRITE_AHEAD_BYTES_MIN, WRITE_AHEAD_BYTES_MAX);
-        let to = (through + step).min(segment_bytes);
+        let to = if synced {
+            through + end.clamp(WRITE_AHEAD_BYTES_MIN, WRITE_AHEAD_BYTES_MAX)
+        } else {
+            through.next_multiple_of(WRITE_AHEAD_STEP)
+        };
+        let to = to.min(segment_bytes);
         self.erase(from..to)?;
         self.active()?.zeroed = to;
         Ok(())

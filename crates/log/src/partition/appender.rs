@@ -10,8 +10,9 @@ use teeline_core::{Offset, Partition as Number};
 
 use super::{
     changes::{Asked, Looked},
-    durability::read_state,
+    durability::Checkpoint,
     is_current,
+    state_file::StateFile,
     syncer::{self, LOOK_AGAIN, Syncer, Written, nanos},
 };
 use crate::{
@@ -60,7 +61,7 @@ pub(super) struct Appender {
     pub(super) syncer: Arc<Syncer>,
     /// Whether the turn to sync is held, as long as something bigger is done under it.
     pub(super) in_turn: bool,
-    pub(super) state_file: Arc<dyn StorageFile>,
+    pub(super) state_file: StateFile,
     pub(super) state: State,
     pub(super) producers: Producers,
     /// Log end.
@@ -75,26 +76,14 @@ pub(super) struct Appender {
     pub(super) builder: Builder,
     /// What is to be done aside.
     pub(super) wishes: Wishes,
-    pub(super) next_checkpoint: NextCheckpoint,
     /// Bytes between the two snapshots, at most.
     pub(super) checkpoint_gap: u64,
-}
-
-/// How far the next recovery point is, which is taken aside.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NextCheckpoint {
-    /// There is no need of one yet.
-    None,
-    /// Whoever works aside is to take it.
-    Wished,
-    /// Where it will stand is decided.
-    BeingTaken,
 }
 
 /// Work that came up while appending and can be done aside.
 #[derive(Debug, Default)]
 pub(super) struct Wishes {
-    pub(super) checkpoint: bool,
+    pub(super) checkpoint: Option<Checkpoint>,
     pub(super) next_segment: bool,
     /// A segment was sealed that wants an index by key.
     pub(super) index: bool,
@@ -117,7 +106,7 @@ impl Appender {
         // From here on an error drops the lock, and so gives it up.
         let page = open_page(storage, dir)?;
         syncer::note_holder(storage, &*page, Word::Holder, Word::HeldSinceNs)?;
-        let state = read_state(storage, dir)?;
+        let state_file = StateFile::open(storage, dir, &page)?;
         let syncer = Syncer::new(
             Arc::clone(env),
             dir.to_owned(),
@@ -136,16 +125,16 @@ impl Appender {
             page,
             syncer: Arc::new(syncer),
             in_turn: false,
-            state_file: storage.open(&recovery::state_path(dir), Access::Write)?,
-            state,
+            state_file,
+            state: State::NEW,
             producers: Producers::default(),
-            end: state.recovery,
-            durable: state.durable,
+            end: Cursor::START,
+            durable: Offset(0),
             active: None,
             stopped: false,
             damage: None,
             report: RecoveryReport {
-                end: state.recovery.offset,
+                end: Offset(0),
                 recovered: false,
                 torn: None,
                 lost: None,
@@ -156,7 +145,6 @@ impl Appender {
                 watch: true,
                 ..Wishes::default()
             },
-            next_checkpoint: NextCheckpoint::None,
             checkpoint_gap: 0,
         };
         appender.reload()?;
@@ -251,6 +239,7 @@ impl Appender {
             if doubtful {
                 appender.write_again()?;
             }
+            appender.take_in_state()?;
             f(appender)
         })
     }
@@ -335,11 +324,7 @@ impl Appender {
         {
             return self.reload();
         }
-        if self.page.load(Word::StateNumber) != self.state.number {
-            self.refresh_state()?;
-            self.page.store(Word::LogStart, self.state.log_start.0)?;
-            self.page.store(Word::StateNumber, self.state.number)?;
-        }
+        self.take_in_state()?;
         let end = Offset(self.page.load(Word::End));
         if end != self.end.offset && !self.take_in(end)? {
             match self.walk_in(end) {

@@ -6,11 +6,13 @@ use teeline_core::{Offset, SourceId};
 
 use super::{
     Partition,
-    appender::{Appender, NextCheckpoint},
-    syncer::{Syncer, Written},
+    appender::Appender,
+    state_file::StateFile,
+    syncer::{CheckpointUnderway, Syncer, Written},
 };
 use crate::{
     AppendError,
+    durability::SCAN_BYTES_MAX,
     format::{
         record,
         snapshot::{self, Cursor, Last},
@@ -18,15 +20,8 @@ use crate::{
         watermark::Word,
     },
     recovery,
-    segment::SCAN_BYTES_MAX,
     storage::{Access, Storage, StorageError},
 };
-
-/// Bytes between recovery points, at most: with two snapshots kept, an opening scans no more than twice this.
-const CHECKPOINT_BYTES: u64 = SCAN_BYTES_MAX / 2;
-
-/// Bytes after which the next recovery point is taken aside.
-const CHECKPOINT_STEP: u64 = CHECKPOINT_BYTES / 2;
 
 /// So many offsets at most may have been answered behind what is known to be written: all that fits between two recovery
 /// points, and what is reserved ahead.
@@ -36,6 +31,18 @@ pub(super) const OFFSETS_AHEAD_MAX: u64 =
 /// Offsets are reserved ahead in steps of this many, where answers come before the sync: more than are given out between
 /// two recovery points, at which they are reserved anew, unless records are tiny.
 const CEILING_STEP: u64 = 1 << 18;
+
+/// A recovery point that is to be taken aside.
+#[derive(Debug)]
+pub(super) struct Checkpoint {
+    underway: CheckpointUnderway,
+    written: Written,
+    state_file: StateFile,
+    term: u64,
+    at: Cursor,
+    /// As of there.
+    producers: Vec<(SourceId, Last)>,
+}
 
 impl Appender {
     /// Makes everything written durable.
@@ -54,30 +61,57 @@ impl Appender {
         })
     }
 
-    /// Reads the newest slot of `state`, and makes it durable: whoever wrote it may have died before the sync, or after
-    /// one that failed. So it is written again.
+    /// Reads the newest slot of `state`, and makes it durable. The turn to sync is held.
     pub(super) fn refresh_state(&mut self) -> Result<(), AppendError> {
-        self.state = read_state(&*self.env.storage, &self.dir)?;
-        self.checkpoint_gap = CHECKPOINT_BYTES;
-        self.state_file
-            .write_at(self.state.file_pos(), &self.state.encode())?;
-        self.state_file.sync().map_err(|error| self.stop(error))
+        self.state = self
+            .state_file
+            .clone()
+            .made_durable(|error| self.stop(error))?;
+        self.checkpoint_gap = self.checkpoint_bytes();
+        Ok(())
     }
 
-    /// Writes the next slot of `state`, durably, and only then believes it.
+    /// Takes in what others wrote to `state`, in this or another process.
+    pub(super) fn take_in_state(&mut self) -> Result<(), AppendError> {
+        if self.page.load(Word::StateNumber) == self.state.number {
+            return Ok(());
+        }
+        match self.state_file.named()? {
+            Some(state) => self.believe(state),
+            None if self.in_turn => {
+                self.refresh_state()?;
+                self.page.store(Word::StateNumber, self.state.number)?;
+            }
+            // Somebody is writing the next one just now, or died doing it.
+            None => return self.in_turn(|_| Ok(())),
+        }
+        // Retention may have died between the state and the page.
+        Ok(self.page.store(Word::LogStart, self.state.log_start.0)?)
+    }
+
+    /// Writes the next slot of `state`, durably, and only then believes it. The turn to sync is held, so that nobody else
+    /// writes one.
     pub(super) fn write_state(&mut self, next: State) -> Result<(), AppendError> {
         let next = State {
             number: self.state.number + 1,
             ..next
         };
-        self.state_file.write_at(next.file_pos(), &next.encode())?;
-        self.state_file.sync().map_err(|error| self.stop(error))?;
-        if next.recovery != self.state.recovery {
-            self.checkpoint_gap = bytes_between(&self.state.recovery, &next.recovery);
+        self.state_file
+            .clone()
+            .put(&next, |error| self.stop(error))?;
+        self.believe(next);
+        Ok(())
+    }
+
+    /// Takes a slot that is durable for the newest one.
+    fn believe(&mut self, next: State) {
+        if next.number != self.state.number + 1 {
+            // Where the recovery points between lie is not known.
+            self.checkpoint_gap = self.checkpoint_bytes();
+        } else if next.recovery != self.state.recovery {
+            self.checkpoint_gap = self.bytes_between(&self.state.recovery, &next.recovery);
         }
         self.state = next;
-        self.page.store(Word::StateNumber, next.number)?;
-        Ok(())
     }
 
     /// Moves the recovery point to the log end, which is durable: a snapshot of the producers, then the state.
@@ -121,31 +155,61 @@ impl Appender {
 
     /// Bytes since the recovery point.
     fn since_checkpoint(&self) -> u64 {
-        bytes_between(&self.state.recovery, &self.end)
+        self.bytes_between(&self.state.recovery, &self.end)
+    }
+
+    /// Bytes from one recovery point to the next, or to the log end, at most.
+    pub(super) fn bytes_between(&self, from: &Cursor, to: &Cursor) -> u64 {
+        if from.segment == to.segment {
+            u64::from(to.file_pos.saturating_sub(from.file_pos))
+        } else {
+            self.checkpoint_bytes()
+        }
     }
 
     /// Whether the log end lies so far behind the recovery point that the next one would not be close to it.
     pub(super) fn is_far_from_checkpoint(&self) -> bool {
-        self.since_checkpoint() > CHECKPOINT_BYTES
+        self.since_checkpoint() > self.checkpoint_bytes()
     }
 
-    /// Before a batch of `len` bytes: sees to it that an opening never scans more than [`SCAN_BYTES_MAX`], and that recovery
+    /// Bytes between recovery points, at most: with two snapshots kept, an opening scans no more than twice this. After
+    /// half of them, the next one is taken aside.
+    fn checkpoint_bytes(&self) -> u64 {
+        self.config.durability.scan_bytes_max() / 2
+    }
+
+    /// Before a batch of `len` bytes: sees to it that an opening never scans more than it may, and that recovery
     /// points are close to each other. Mostly they are taken aside; if that cannot keep up, it is done here.
     pub(super) fn keep_scan_short(&mut self, len: u64) -> Result<(), AppendError> {
         let since = self.since_checkpoint();
-        let most = match self.next_checkpoint {
+        let being_taken = self.syncer.takes_checkpoint();
+        let most = if being_taken {
             // It stands where it is close to the last one, wherever the log end is by now.
-            NextCheckpoint::BeingTaken => SCAN_BYTES_MAX - self.checkpoint_gap,
-            NextCheckpoint::None | NextCheckpoint::Wished => CHECKPOINT_BYTES,
+            self.config.durability.scan_bytes_max() - self.checkpoint_gap
+        } else {
+            self.checkpoint_bytes()
         };
         if since > 0 && since + len > most {
             self.settle()?;
             self.checkpoint(false)?;
-        } else if since > CHECKPOINT_STEP && self.next_checkpoint == NextCheckpoint::None {
-            self.next_checkpoint = NextCheckpoint::Wished;
-            self.wishes.checkpoint = true;
+        } else if since > self.checkpoint_bytes() / 2 && !being_taken {
+            self.wishes.checkpoint = Some(self.plan_checkpoint()?);
         }
         Ok(())
+    }
+
+    /// The next recovery point, to be taken aside: where the log ends now.
+    fn plan_checkpoint(&mut self) -> Result<Checkpoint, StorageError> {
+        let written = self.written()?;
+        let underway = self.syncer.begin_checkpoint();
+        Ok(Checkpoint {
+            underway,
+            written,
+            state_file: self.state_file.clone(),
+            term: self.state.term,
+            at: self.end,
+            producers: self.producers.entries(),
+        })
     }
 
     /// Before the first append after a clean close: takes the clean mark away. Before offsets at the ceiling are
@@ -156,80 +220,72 @@ impl Appender {
         if !self.state.clean && !raise {
             return Ok(());
         }
-        let ceiling = if raise {
-            Offset(end + CEILING_STEP)
-        } else {
-            self.state.ceiling
-        };
-        self.write_state(State {
-            clean: false,
-            ceiling,
-            ..self.state
+        self.in_turn(|appender| {
+            let ceiling = if raise {
+                Offset(end + CEILING_STEP)
+            } else {
+                appender.state.ceiling
+            };
+            appender.write_state(State {
+                clean: false,
+                ceiling,
+                ..appender.state
+            })
         })
     }
 }
 
 impl Partition {
-    /// Moves the recovery point to where this process knows the log to end by now. Done aside: what takes long, the sync
-    /// and the snapshot, is done without the partition's lock.
-    pub(super) fn checkpoint_aside(&self) -> Result<(), AppendError> {
-        let done = self.checkpoint_at_known_end();
-        if let Some(appender) = &mut *self.appender() {
-            appender.next_checkpoint = NextCheckpoint::None;
-        }
-        done
-    }
-
-    fn checkpoint_at_known_end(&self) -> Result<(), AppendError> {
-        let (syncer, written, end, entries) = {
-            let mut slot = self.appender();
-            let Some(appender) = slot.as_mut().filter(|appender| appender.is_sound()) else {
-                return Ok(());
-            };
-            appender.next_checkpoint = NextCheckpoint::BeingTaken;
-            (
-                Arc::clone(&appender.syncer),
-                appender.written()?,
-                appender.end,
-                appender.producers.entries(),
-            )
-        };
-        self.commit(&syncer, &written)?;
+    /// Moves the recovery point to where the log ended when that was planned. Done aside, without the partition's lock:
+    /// appends go on meanwhile.
+    pub(super) fn checkpoint_aside(&self, planned: &Checkpoint) -> Result<(), AppendError> {
+        let Checkpoint {
+            underway,
+            written,
+            state_file,
+            term,
+            at,
+            producers,
+        } = planned;
+        let syncer = underway.syncer();
+        self.commit(syncer, written)?;
         let turn = syncer.turn(self.env.options.patience)?;
         if turn.doubtful {
             // Whoever appends next sees to that first.
             return Ok(());
         }
-        // Somebody may have taken it back meanwhile.
-        syncer.durable(&written)?;
-        let taken = match take_snapshot(self.storage(), self.dir(), &end, &entries) {
-            Ok(()) => Ok(true),
-            // The older one stands. If there is still no space at the limit, an append says so.
-            Err(error) if error.is_no_space() => Ok(false),
-            Err(error) => Err(syncer.stop(error)),
+        let done = || {
+            // Somebody may have taken it back meanwhile, or recovered, repaired, or come further.
+            let Some(durable) = syncer.durable(written)? else {
+                return Ok(());
+            };
+            let before = |state: &State| state.term == *term && state.recovery.offset < at.offset;
+            let Some(state) = state_file.named()?.filter(before) else {
+                return Ok(());
+            };
+            match take_snapshot(self.storage(), self.dir(), at, producers) {
+                Ok(()) => {}
+                // The older one stands. If there is still no space at the limit, an append says so.
+                Err(error) if error.is_no_space() => return Ok(()),
+                Err(error) => return Err(syncer.stop(error)),
+            }
+            let ceiling = if self.config.durability.is_synced() {
+                at.offset
+            } else {
+                Offset(syncer.end().0 + CEILING_STEP)
+            };
+            let next = State {
+                number: state.number + 1,
+                durable: state.durable.max(durable),
+                ceiling: state.ceiling.max(ceiling),
+                recovery: *at,
+                ..state
+            };
+            state_file.put(&next, |error| syncer.stop(error))
         };
+        let done = done();
         syncer.finish(turn)?;
-        if !taken? {
-            return Ok(());
-        }
-        self.with_appender(|appender| {
-            appender.locked(|appender| {
-                if appender.state.recovery.offset >= end.offset {
-                    return Ok(());
-                }
-                let ceiling = if appender.config.durability.is_synced() {
-                    end.offset
-                } else {
-                    Offset(appender.end.offset.0 + CEILING_STEP)
-                };
-                appender.write_state(State {
-                    durable: appender.durable.max(end.offset),
-                    ceiling: appender.state.ceiling.max(ceiling),
-                    recovery: end,
-                    ..appender.state
-                })
-            })
-        })
+        done
     }
 
     /// Syncs what has waited for half the time that it may, so that all is done when the whole time is over. Waits for
@@ -281,15 +337,6 @@ impl Partition {
     }
 }
 
-/// Bytes from one recovery point to the next, at most.
-pub(super) fn bytes_between(from: &Cursor, to: &Cursor) -> u64 {
-    if from.segment == to.segment {
-        u64::from(to.file_pos.saturating_sub(from.file_pos))
-    } else {
-        CHECKPOINT_BYTES
-    }
-}
-
 /// Writes a snapshot of the producers as of `at`, which is durable, over the older of the two. The turn is held.
 fn take_snapshot(
     storage: &dyn Storage,
@@ -337,11 +384,4 @@ pub(super) fn put_snapshot(
     }
     file.write_at(0, bytes)?;
     file.sync()
-}
-
-pub(super) fn read_state(storage: &dyn Storage, dir: &Path) -> Result<State, AppendError> {
-    recovery::read_state(storage, dir)?.map_err(|flaw| AppendError::Unreadable {
-        path: recovery::state_path(dir),
-        what: flaw.to_string(),
-    })
 }

@@ -4,20 +4,17 @@ use std::{mem, sync::Arc};
 
 use teeline_core::Offset;
 
-use super::{
-    appender::Appender,
-    durability::{OFFSETS_AHEAD_MAX, bytes_between},
-    is_current,
-};
+use super::{appender::Appender, durability::OFFSETS_AHEAD_MAX, is_current, state_file::StateFile};
 use crate::{
     AppendError, RecoveryReport,
+    durability::SCAN_BYTES_MAX,
     format::{
         record::{self, Control, Fields},
         state::State,
         watermark::{self, Word},
     },
     recovery::{self, Found},
-    segment::{self, SCAN_BYTES_MAX},
+    segment,
     storage::{Access, StorageError, remove_if_there},
 };
 
@@ -54,6 +51,8 @@ impl Appender {
         let stopped = current && self.page.load(Word::Stopped) != 0;
         // After a sync that is known to have failed, what is cached is not believed at all.
         let doubtful = current && !stopped && doubtful;
+        // Repair may have made a new one.
+        self.state_file = StateFile::open(storage, &dir, &self.page)?;
         if stopped {
             self.state_file.drop_cached()?;
         }
@@ -96,7 +95,7 @@ impl Appender {
             undisturbed,
         )?;
         self.end = found.end;
-        self.checkpoint_gap = bytes_between(&start, &self.state.recovery);
+        self.checkpoint_gap = self.bytes_between(&start, &self.state.recovery);
         // In the first look after a reboot, whatever is whole was read from the device.
         self.durable = if current {
             known.min(found.end.offset)

@@ -5,7 +5,10 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -34,6 +37,24 @@ pub(super) struct Syncer {
     /// When this process last saw everything synced.
     synced_ns: Mutex<u64>,
     crowd: Mutex<Crowd>,
+    /// Whether a recovery point is being taken aside.
+    takes_checkpoint: AtomicBool,
+}
+
+/// A recovery point is being taken aside, as long as this lives.
+#[derive(Debug)]
+pub(super) struct CheckpointUnderway(Arc<Syncer>);
+
+impl CheckpointUnderway {
+    pub(super) fn syncer(&self) -> &Syncer {
+        &self.0
+    }
+}
+
+impl Drop for CheckpointUnderway {
+    fn drop(&mut self) {
+        self.0.takes_checkpoint.store(false, Ordering::Release);
+    }
 }
 
 /// How many threads of this process wait for a sync, and what the last one was like.
@@ -116,7 +137,24 @@ impl Syncer {
             thread: Mutex::new(()),
             synced_ns: Mutex::new(now_ns),
             crowd: Mutex::default(),
+            takes_checkpoint: AtomicBool::new(false),
         }
+    }
+
+    /// Whether a recovery point is being taken aside.
+    pub(super) fn takes_checkpoint(&self) -> bool {
+        self.takes_checkpoint.load(Ordering::Acquire)
+    }
+
+    /// Notes that one is, from now on.
+    pub(super) fn begin_checkpoint(self: &Arc<Self>) -> CheckpointUnderway {
+        self.takes_checkpoint.store(true, Ordering::Relaxed);
+        CheckpointUnderway(Arc::clone(self))
+    }
+
+    /// The log end.
+    pub(super) fn end(&self) -> Offset {
+        Offset(self.page.load(Word::End))
     }
 
     /// How long ago this process last saw everything synced.
