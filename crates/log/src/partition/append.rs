@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
+use teeline_os::hold;
 
 use super::{appender::Appender, syncer::Written};
 use crate::{
@@ -72,6 +73,7 @@ impl Appender {
         let (term, durable, end) = (self.state.term, self.durable, self.end);
         self.write_ahead(u64::from(end.file_pos) + len)?;
         self.page.store(Word::Dirty, 1)?;
+        hold::point("log.append.dirty");
         let file = Arc::clone(&self.active()?.file);
         let (bytes, header) = self.builder.finish(batch::Place {
             base,
@@ -85,6 +87,7 @@ impl Appender {
             drop(self.erase(end.file_pos.into()..u64::from(end.file_pos) + len));
             return Err(error.into());
         }
+        hold::point("log.append.written");
         self.end = segment::behind(&end, &header);
         Ok((end.file_pos, header))
     }
