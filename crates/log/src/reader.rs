@@ -352,7 +352,7 @@ impl Reader {
                 continue;
             }
             let (bytes_end, offset) = match (found, following) {
-                (Some((pos, header)), _) => (pos, header.base),
+                (Some((pos, header)), _) => (pos, place.segment.begin_of(pos, &header)?),
                 (None, Some(base)) => (place.segment.length()?, base),
                 (None, None) => (place.segment.length()?, high_watermark),
             };

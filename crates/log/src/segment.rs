@@ -198,6 +198,15 @@ impl SegmentReader {
         Ok(None)
     }
 
+    /// The first offset that a whole batch says anything of: what its first record tells as lost counts.
+    pub(crate) fn begin_of(&mut self, pos: u64, header: &Header) -> Result<Offset> {
+        let lost = match self.batch(pos)? {
+            Ok((_, bytes)) => lost_from(header, bytes),
+            Err(_) => None,
+        };
+        Ok(lost.unwrap_or(header.base))
+    }
+
     /// The bytes at or behind `pos` that are not zero, as the smallest range around them, looking no further than
     /// `limit`.
     pub(crate) fn written(&mut self, pos: u64, limit: u64) -> Result<Option<Range<u64>>> {
@@ -323,7 +332,7 @@ impl<'a> Walk<'a> {
         let (bytes_end, header) = match (found, following) {
             (Some((pos, header)), _) => {
                 self.cursor.file_pos = u32::try_from(pos).expect("`resync` looks no further");
-                self.cursor.offset = header.base;
+                self.cursor.offset = self.reader.begin_of(pos, &header)?.max(from.offset);
                 (pos, Some(header))
             }
             (None, following) => {

@@ -8,7 +8,6 @@ use std::{
     os::unix::process::ExitStatusExt,
     path::Path,
     process::{Child, Command, Stdio},
-    thread,
     time::Duration,
 };
 
@@ -92,7 +91,7 @@ fn start(root: &Path, dir: &Path, point: &str) -> Child {
             child.try_wait().unwrap().is_none(),
             "it came to no hold point"
         );
-        thread::sleep(Duration::from_millis(1));
+        teeline_os::sleep(Duration::from_millis(1));
     }
     child
 }

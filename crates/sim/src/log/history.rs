@@ -8,17 +8,18 @@ use std::{
 
 use teeline_core::Partition;
 use teeline_log::{
-    Answer, AppendError, Compaction, Durability, GrowError, Log, LogOptions, Passed, Retention,
-    Succession, Topic, TopicConfig, Writer,
+    Answer, AppendError, Compaction, ConfigureError, Durability, GrowError, Log, LogOptions,
+    Passed, Retention, Succession, Topic, TopicConfig, TopicError, Writer,
     fake::{FakeDisk, FakeStorage, Fault, Operation, Step},
 };
 
 use super::{
+    damage::damage,
     oracle::{Crash, Oracle, PartitionFacts},
     record::{EPOCH, Fact, source, topic_name},
 };
 
-const ROOT: &str = "/log";
+pub(super) const ROOT: &str = "/log";
 
 /// Most partitions: each is looked at in front of each operation.
 const PARTITIONS_MAX: u32 = 6;
@@ -38,11 +39,15 @@ pub struct Outcome {
     pub rewritten: u64,
     /// Times that partitions were added.
     pub grown: u64,
+    /// Times that the topic was configured anew.
+    pub configured: u64,
+    /// Times that something durable was damaged, and repaired.
+    pub damaged: u64,
     /// Operations that failed as ordered.
     pub failed: u64,
 }
 
-fn options() -> LogOptions {
+pub(super) fn options() -> LogOptions {
     LogOptions {
         patience: Duration::ZERO,
         ..LogOptions::default()
@@ -50,9 +55,9 @@ fn options() -> LogOptions {
 }
 
 /// A process that writes as one source.
-struct Process {
+pub(super) struct Process {
     storage: Arc<FakeStorage>,
-    log: Log,
+    pub(super) log: Log,
     /// Refreshed only when it is told that it has to.
     topic: Topic,
     writer: Writer,
@@ -60,27 +65,29 @@ struct Process {
 }
 
 /// Everything that a history is about.
-struct World {
-    disk: FakeDisk,
-    random: fastrand::Rng,
+pub(super) struct World {
+    pub(super) disk: FakeDisk,
+    pub(super) random: fastrand::Rng,
     config: TopicConfig,
-    processes: Vec<Process>,
+    /// Whether actions are drawn that came later: of the seeds that are kept, since they found something, none does.
+    has_later_actions: bool,
+    pub(super) processes: Vec<Process>,
     /// The next number of each source.
     next: Vec<u64>,
-    oracle: Oracle,
-    outcome: Outcome,
+    pub(super) oracle: Oracle,
+    pub(super) outcome: Outcome,
     /// Failed operations when the machine crashed last.
     failed: u64,
 }
 
-type Shared = Arc<Mutex<World>>;
+pub(super) type Shared = Arc<Mutex<World>>;
 
-fn lock(world: &Shared) -> MutexGuard<'_, World> {
+pub(super) fn lock(world: &Shared) -> MutexGuard<'_, World> {
     world.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Tells what happens, where somebody wants to know.
-fn trace(what: impl FnOnce() -> String) {
+pub(super) fn trace(what: impl FnOnce() -> String) {
     if std::env::var_os("TEELINE_TRACE").is_some() {
         eprintln!("{}", what());
     }
@@ -104,7 +111,7 @@ pub fn run(seed: u64, actions: u64) -> Outcome {
 
 /// From now on the machine crashes in front of each operation: on a copy. `before` says what has happened already that
 /// nobody has recovered from.
-fn watch(world: &Shared, before: Crash) {
+pub(super) fn watch(world: &Shared, before: Crash) {
     let watched = Arc::clone(world);
     let disk = lock(world).disk.clone();
     disk.before_each(Some(Box::new(move |step| {
@@ -114,15 +121,18 @@ fn watch(world: &Shared, before: Crash) {
 
 /// Does one action. The world is not locked while the log works: the hook looks at it.
 fn act(world: &Shared) {
-    let (roll, sources) = {
+    let (roll, sources, has_later) = {
         let mut world = lock(world);
         let millis = world.random.u64(0..30);
         world.disk.advance(Duration::from_millis(millis));
-        (world.random.u32(0..100), world.processes.len())
+        let roll = world.random.u32(0..100);
+        (roll, world.processes.len(), world.has_later_actions)
     };
     let process = lock(world).random.usize(0..sources);
     trace(|| format!("action {roll}, process {process}"));
     match roll {
+        0..4 if has_later => damage(world),
+        4..8 if has_later => configure(world, process),
         0..60 => append(world, process),
         60..66 => sync(world, process),
         66..72 => retain(world, process),
@@ -178,6 +188,7 @@ impl World {
             outcome: Outcome::default(),
             failed: 0,
             config,
+            has_later_actions: matches!(seed % 11, 1 | 7 | 8 | 10),
         };
         for source in 0..sources {
             let process = start(&world.disk, source);
@@ -233,7 +244,8 @@ impl World {
             }
         }
         if self.outcome.crashes % 8 == 3 {
-            recover_without_space(&disk, cut);
+            let is_damaged = oracle.is_damaged();
+            recover_without_space(&disk, cut, is_damaged);
         }
         let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
         oracle.check(&log, crash);
@@ -278,15 +290,17 @@ impl World {
     }
 }
 
-/// Somebody recovers on a full disk, as far as that goes, and dies: it works, or says that there is no space.
-fn recover_without_space(disk: &FakeDisk, cut: bool) {
+/// Somebody recovers on a full disk, as far as that goes, and dies: it works, or says that there is no space, or meets the
+/// damage that there is.
+fn recover_without_space(disk: &FakeDisk, cut: bool, is_damaged: bool) {
     disk.set_capacity(0);
     let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
     let topic = log.topic(&topic_name()).unwrap();
     for partition in topic.partitions() {
         match topic.recover(partition) {
-            Ok(report) => assert_eq!(report.damage, None),
-            Err(error) => assert!(matches!(error, AppendError::NoSpace(_)), "{error}"),
+            Ok(report) => assert!(report.damage.is_none() || is_damaged, "{report:?}"),
+            Err(AppendError::NoSpace(_)) => {}
+            Err(error) => panic!("{error}"),
         }
     }
     if cut {
@@ -314,7 +328,7 @@ fn start(disk: &FakeDisk, number: usize) -> Process {
 }
 
 /// Everybody dies, alone or with the machine, and comes back.
-fn restart(world: &Shared) {
+pub(super) fn restart(world: &Shared) {
     let crash = {
         let mut world = lock(world);
         world.outcome.failed += world.disk.take_failed();
@@ -329,7 +343,7 @@ fn restart(world: &Shared) {
 }
 
 /// Everybody starts, after `crash`; what is found is compared and taken for the truth.
-fn begin_again(world: &Shared, crash: Crash) {
+pub(super) fn begin_again(world: &Shared, crash: Crash) {
     let (disk, sources) = {
         let mut world = lock(world);
         world.processes.clear();
@@ -416,9 +430,10 @@ fn append(world: &Shared, process: usize) {
                 Ok(()) => {}
                 // Nobody has told this process: what it has not stored yet goes by the new number.
                 Err(AppendError::Grown { .. }) => {
-                    let mut topic = topic.clone();
-                    assert!(topic.refresh().unwrap(), "it was told for nothing");
-                    lock(world).processes[process].topic = topic;
+                    match refresh(world, process, topic.clone()) {
+                        Ok(changed) => assert!(changed, "it was told for nothing"),
+                        Err(error) => return recover_from(world, &error),
+                    }
                     waiting.push_back(batch.into_iter().map(|(fact, _)| fact).collect());
                 }
                 Err(error) => {
@@ -493,6 +508,27 @@ fn append_to(
     Ok(())
 }
 
+/// The topic of a process as its file is now; an operation of that may be one that was ordered to fail.
+fn topic_of(log: &Log) -> Result<Topic, AppendError> {
+    log.topic(&topic_name()).map_err(|error| match error {
+        TopicError::Storage(error) => error.into(),
+        error => panic!("{error}"),
+    })
+}
+
+/// A topic with what others changed of it taken in, which is what a process goes by from now on; and whether that was
+/// anything.
+fn refresh(world: &Shared, process: usize, mut topic: Topic) -> Result<bool, AppendError> {
+    match topic.refresh() {
+        Ok(changed) => {
+            lock(world).processes[process].topic = topic;
+            Ok(changed)
+        }
+        Err(TopicError::Storage(error)) => Err(error.into()),
+        Err(error) => panic!("{error}"),
+    }
+}
+
 fn sync(world: &Shared, process: usize) {
     let (log, count) = {
         let world = lock(world);
@@ -501,7 +537,10 @@ fn sync(world: &Shared, process: usize) {
             world.oracle.partitions.len(),
         )
     };
-    let topic = log.topic(&topic_name()).unwrap();
+    let topic = match topic_of(&log) {
+        Ok(topic) => topic,
+        Err(error) => return recover_from(world, &error),
+    };
     for number in 0..count {
         match topic.sync(Partition(u32::try_from(number).unwrap())) {
             Ok(durable) => {
@@ -538,9 +577,10 @@ fn retain(world: &Shared, process: usize) {
         }
         (world.processes[process].log.clone(), policy, number)
     };
-    let topic = log.topic(&topic_name()).unwrap();
     let partition = Partition(u32::try_from(number).unwrap());
-    match topic.retain(partition, &policy, &Passed::default(), false) {
+    let retained = topic_of(&log)
+        .and_then(|topic| topic.retain(partition, &policy, &Passed::default(), false));
+    match retained {
         Ok(retained) => {
             let mut world = lock(world);
             world.outcome.dropped += retained.segments;
@@ -592,7 +632,10 @@ fn compact(world: &Shared, process: usize) {
             append(&watched, other);
         }
     })));
-    let topic = log.topic(&topic_name()).unwrap();
+    let topic = match topic_of(&log) {
+        Ok(topic) => topic,
+        Err(error) => return recover_from(world, &error),
+    };
     let compaction = topic.config().compaction.clone().unwrap_or_default();
     let partition = Partition(u32::try_from(number).unwrap());
     match topic.compact(partition, &compaction, &passed, 0, false) {
@@ -603,12 +646,15 @@ fn compact(world: &Shared, process: usize) {
 
 /// Adds partitions, while others try to append in the middle of it.
 fn grow(world: &Shared, process: usize) {
+    let topic = lock(world).processes[process].topic.clone();
+    if let Err(error) = refresh(world, process, topic) {
+        return recover_from(world, &error);
+    }
     let (mut topic, more, disk) = {
         let mut world = lock(world);
         let topic = world.processes[process].topic.clone();
         (topic, world.random.u32(1..3), world.disk.clone())
     };
-    topic.refresh().unwrap();
     let partitions = topic.config().partitions + more;
     if partitions > PARTITIONS_MAX {
         return;
@@ -622,10 +668,11 @@ fn grow(world: &Shared, process: usize) {
             (count > 1 && world.random.u32(0..6) == 0).then(|| (process + 1) % count)
         };
         if let Some(other) = other {
-            let mut topic = lock(&watched).processes[other].topic.clone();
-            topic.refresh().unwrap();
-            lock(&watched).processes[other].topic = topic;
-            append(&watched, other);
+            let topic = lock(&watched).processes[other].topic.clone();
+            match refresh(&watched, other, topic) {
+                Ok(_) => append(&watched, other),
+                Err(error) => recover_from(&watched, &error),
+            }
         }
     })));
     match topic.grow(partitions, false) {
@@ -639,6 +686,45 @@ fn grow(world: &Shared, process: usize) {
         }
         Err(GrowError::Append(error)) => recover_from(world, &error),
         Err(_) => recover_from(world, &AppendError::Invalid("a growth failed")),
+    }
+}
+
+/// Configures the topic anew, while others try to append in the middle of it.
+fn configure(world: &Shared, process: usize) {
+    let (mut topic, which, disk) = {
+        let mut world = lock(world);
+        let topic = world.processes[process].topic.clone();
+        (topic, world.random.u32(0..2), world.disk.clone())
+    };
+    let watched = Arc::clone(world);
+    disk.before_each(Some(Box::new(move |step| {
+        let other = {
+            let mut world = lock(&watched);
+            world.crash_in_front_of(step, Crash::Kill);
+            let count = world.processes.len();
+            (count > 1 && world.random.u32(0..6) == 0).then(|| (process + 1) % count)
+        };
+        if let Some(other) = other {
+            append(&watched, other);
+        }
+    })));
+    let change = |config: &mut TopicConfig| match which {
+        0 => config.index_by_key = !config.index_by_key,
+        _ => {
+            config.roll_age = match config.roll_age {
+                Some(_) => None,
+                None => Some(Duration::from_millis(200)),
+            }
+        }
+    };
+    match topic.configure(change, false) {
+        Ok(configured) => {
+            let mut world = lock(world);
+            world.outcome.configured += 1;
+            world.config = configured.after.as_ref().clone();
+        }
+        Err(ConfigureError::Append(error)) => recover_from(world, &error),
+        Err(_) => recover_from(world, &AppendError::Invalid("it was not configured anew")),
     }
 }
 
@@ -683,6 +769,8 @@ impl Outcome {
             dropped: self.dropped + other.dropped,
             rewritten: self.rewritten + other.rewritten,
             grown: self.grown + other.grown,
+            configured: self.configured + other.configured,
+            damaged: self.damaged + other.damaged,
             failed: self.failed + other.failed,
         }
     }
@@ -692,13 +780,15 @@ impl std::fmt::Display for Outcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{} actions, {} crashes, {} records acknowledged, {} segments dropped, {} rewritten, {} growths, {} operations failed",
+            "{} actions, {} crashes, {} records acknowledged, {} segments dropped, {} rewritten, {} growths, {} configured anew, {} damaged, {} operations failed",
             self.actions,
             self.crashes,
             self.acknowledged,
             self.dropped,
             self.rewritten,
             self.grown,
+            self.configured,
+            self.damaged,
             self.failed
         )
     }

@@ -1,6 +1,9 @@
 //! What must be there, what may be, and nothing else.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use teeline_core::{Offset, Partition};
 use teeline_log::{Control, Log, Topic};
@@ -32,6 +35,10 @@ pub(super) struct PartitionFacts {
     pub(super) compacted: bool,
     /// Tombstones below may have been dropped.
     pub(super) tombstones_passed: u64,
+    /// Offsets that damage may take, until it is repaired.
+    pub(super) damaged: Option<Range<u64>>,
+    /// What damage took.
+    pub(super) taken: BTreeMap<u64, Fact>,
 }
 
 /// What is known of the topic.
@@ -52,6 +59,11 @@ struct Found {
 }
 
 impl Oracle {
+    /// Whether something is damaged and not repaired.
+    pub(super) fn is_damaged(&self) -> bool {
+        self.partitions.iter().any(|facts| facts.damaged.is_some())
+    }
+
     /// Opens every partition, reads everything, and compares it with what is known after `crash`. Then takes over what
     /// was found: that is the truth from now on.
     pub(super) fn check(&mut self, log: &Log, crash: Crash) {
@@ -63,6 +75,10 @@ impl Oracle {
         let mut seen = BTreeSet::new();
         for number in 0..count {
             let partition = Partition(u32::try_from(number).unwrap());
+            if self.partitions[number].damaged.is_some() {
+                // Whoever comes first repairs it, or what is left of it.
+                topic.repair(partition, true).unwrap();
+            }
             let report = topic.recover(partition).unwrap();
             assert_eq!(report.damage, None, "what was durable is damaged");
             // What was written and not synced by the dead shows from here on.
@@ -108,6 +124,15 @@ impl Oracle {
             let told = lost
                 .iter()
                 .any(|(first, last)| (*first..=*last).contains(&offset));
+            let damaged = &facts.damaged;
+            if damaged.as_ref().is_some_and(|gone| gone.contains(&offset)) && told {
+                facts.known.remove(&offset);
+                facts.gone.insert(offset);
+                facts.taken.insert(offset, fact);
+                // Sent again, it may be recognised, or stored.
+                self.maybe.insert(fact);
+                continue;
+            }
             let dropped = facts.compacted && is_dropped(facts, &records, offset, fact);
             if dropped && !(may_be_lost && told) {
                 continue;
@@ -152,12 +177,23 @@ impl Oracle {
             let partition = Partition(u32::try_from(number).unwrap());
             let known = topic.last(source(one).id(), partition).unwrap();
             let known = known.map(|known| (known.offset.0, known.sequence.0));
-            let facts = self.partitions[number].known.iter();
+            let facts = &self.partitions[number];
+            let of_source = |(_, fact): &(&u64, &Fact)| fact.source == one;
+            let taken = facts.taken.iter().filter(of_source);
+            let taken: Vec<_> = taken
+                .map(|(offset, fact)| (*offset, fact.sequence))
+                .collect();
             let last = facts
+                .known
+                .iter()
                 .filter(|(_, fact)| fact.source == one)
                 .map(|(offset, fact)| (*offset, fact.sequence))
                 .next_back();
-            assert_eq!(known, last, "partition {number}, source {one}");
+            // A snapshot may know of what damage took.
+            assert!(
+                known == last || known > last && known.is_some_and(|known| taken.contains(&known)),
+                "partition {number}, source {one}: {known:?}, not {last:?}"
+            );
         }
     }
 }
@@ -174,9 +210,19 @@ fn is_dropped(
     let later = records
         .range(offset + 1..)
         .any(|(_, later)| later.key() == key);
+    // What damage took has had its effect before.
+    let later = later
+        || facts
+            .taken
+            .range(offset + 1..)
+            .any(|(_, later)| later.key() == key);
     let passed = facts
         .known
         .range(offset..facts.tombstones_passed.max(offset));
+    let taken = facts
+        .taken
+        .range(offset..facts.tombstones_passed.max(offset));
+    let passed = passed.chain(taken);
     later
         || passed
             .into_iter()
@@ -190,6 +236,7 @@ fn read(topic: &Topic, partition: Partition, sources: usize, compacted: bool) ->
         start,
         ..Found::default()
     };
+    let ids: Vec<_> = (0..sources).map(|one| source(one).id()).collect();
     let mut reader = topic.reader(partition, Offset(start)).unwrap();
     let mut next = start;
     while reader
@@ -197,8 +244,15 @@ fn read(topic: &Topic, partition: Partition, sources: usize, compacted: bool) ->
             let offset = record.offset.0;
             match record.control {
                 Some(Control::Lost { first, last }) => {
-                    assert!(first.0 <= last.0 && last.0 + 1 == offset, "{record:?}");
-                    assert!(compacted || first.0 == next, "a lost range closes the gap");
+                    // Recovery puts it behind what is lost, repair in its place.
+                    assert!(
+                        first.0 <= last.0 && (last.0 + 1 == offset || last.0 == offset),
+                        "{record:?}"
+                    );
+                    assert!(
+                        compacted || first.0 == next,
+                        "a lost range closes the gap at {next}: {record:?}"
+                    );
                     found.lost.push((first.0, last.0));
                 }
                 Some(Control::Gap { .. }) => panic!("nobody sends gaps"),
@@ -208,7 +262,7 @@ fn read(topic: &Topic, partition: Partition, sources: usize, compacted: bool) ->
                         "a hole at {next}"
                     );
                     let identity = record.identity.unwrap();
-                    let one = (0..sources).find(|one| source(*one).id() == identity.source);
+                    let one = ids.iter().position(|id| *id == identity.source);
                     let fact = Fact {
                         source: one.expect("only known sources"),
                         sequence: identity.sequence.0,
