@@ -309,7 +309,10 @@ impl StorageFile for DiskFile {
         let mapping = SettledMapping::new(&self.file, &self.path).ok()?;
         Some(Box::new(MappedDiskFile {
             mapping,
-            present: Mutex::new(0..0),
+            present: Mutex::new(Present {
+                bytes: 0..0,
+                ahead: PRESENT_BYTES_MIN,
+            }),
         }))
     }
 
@@ -322,24 +325,39 @@ impl StorageFile for DiskFile {
 #[derive(Debug)]
 struct MappedDiskFile {
     mapping: SettledMapping,
-    /// The part that was last made present.
-    present: Mutex<Range<usize>>,
+    present: Mutex<Present>,
 }
 
-/// How much of a mapped file is made present at once.
-const PRESENT_BYTES: usize = 1 << 20;
+/// The part of a mapped file that was made present last.
+#[derive(Debug)]
+struct Present {
+    bytes: Range<usize>,
+    /// How much is made present the next time.
+    ahead: usize,
+}
+
+/// How much of a mapped file is made present at once: little where somebody jumps to, as who reads by key does, and twice as
+/// much each time that he reads on.
+const PRESENT_BYTES_MIN: usize = 16 << 10;
+const PRESENT_BYTES_MAX: usize = 1 << 20;
 
 impl MappedFile for MappedDiskFile {
     fn settled(&self, bytes: Range<u64>) -> Option<&[u8]> {
         let start = usize::try_from(bytes.start).ok()?;
         let end = usize::try_from(bytes.end).ok()?;
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-        if start < present.start || end > present.end {
-            let wanted = start..end.max(start.saturating_add(PRESENT_BYTES));
+        let Present { bytes, ahead } = &mut *present;
+        if start < bytes.start || end > bytes.end {
+            let reads_on = (bytes.start..=bytes.end).contains(&start);
+            *ahead = match reads_on {
+                true => ahead.saturating_mul(2).min(PRESENT_BYTES_MAX),
+                false => PRESENT_BYTES_MIN,
+            };
+            let wanted = start..end.max(start.saturating_add(*ahead));
             if !self.mapping.is_readable(wanted.clone()) {
                 return None;
             }
-            *present = wanted;
+            *bytes = wanted;
         }
         self.mapping.settled(start..end)
     }

@@ -20,6 +20,10 @@ use crate::{
 /// Where the topic keeps an [index by key](crate::TopicConfig::index_by_key), of a sealed segment little more is read than
 /// the batches that hold the key's records. A segment without a usable index is scanned, and so is what is not sealed yet.
 /// Partitions that are added while it reads are taken in.
+///
+/// Control records have no key, so that it hands out none: where a `Lost` record says that offsets are gone, by damage that was
+/// repaired or by a power cut under a policy that allows it, nobody knows whether records of the key were among them. Whoever
+/// has to know reads the partition.
 #[derive(Debug)]
 pub struct KeyReader {
     topic: Topic,

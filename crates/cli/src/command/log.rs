@@ -32,7 +32,7 @@ use crate::{
 /// The verbs of `teeline log`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LogVerb {
-    /// List the topics, and how many records each has.
+    /// List the topics, how many records each has (of a compacted one, how many offsets they lie among), and what is kept.
     Topics {
         /// The log's directory.
         root: PathBuf,
@@ -58,7 +58,7 @@ pub(crate) enum LogVerb {
         #[arg(long, value_parser = moment::moment, conflicts_with = "from")]
         from_time: Option<u64>,
         /// Only the records of this key, of the partitions that it was routed to, oldest first: by the topic's index by key,
-        /// if it keeps one, and by scanning where it does not.
+        /// if it keeps one, and by scanning where it does not. Records that say what is lost have no key and are not among them.
         #[arg(long, conflicts_with_all = ["partition", "from", "from_time"])]
         key: Option<String>,
         /// Print no more than so many records.
@@ -221,7 +221,7 @@ struct TopicLine {
     partitions: u32,
     durability: String,
     segment_bytes: u32,
-    /// Readable ones, over all partitions.
+    /// Readable ones, over all partitions; of a compacted topic, those that were dropped in between are counted, too.
     records: u64,
     /// Per partition, the offset that the next readable record gets.
     high_watermarks: Vec<u64>,
