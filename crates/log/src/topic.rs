@@ -276,7 +276,7 @@ impl Topic {
         &self.shared.env.storage
     }
 
-    fn partition(&self, number: Number) -> Result<Arc<Partition>, u32> {
+    pub(crate) fn partition(&self, number: Number) -> Result<Arc<Partition>, u32> {
         let found = usize::try_from(number.0).ok();
         let found = found.and_then(|number| self.current.partitions.get(number));
         found.cloned().ok_or(self.current.config.partitions)

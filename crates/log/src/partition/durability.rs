@@ -385,3 +385,36 @@ pub(super) fn put_snapshot(
     file.write_at(0, bytes)?;
     file.sync()
 }
+
+#[cfg(test)]
+mod tests {
+    use teeline_core::{Offset, Partition, Sequence};
+
+    use crate::{NewRecord, fake::written_topic, format::state::State, recovery};
+
+    /// Whoever appends has the appender and the lock most of the time, and is not to be waited for, nor to wait.
+    #[test]
+    fn a_recovery_point_is_taken_while_somebody_else_has_the_partition() {
+        let (disk, topic, mut writer) = written_topic(1 << 20);
+        let mut append = |number| {
+            let record = NewRecord::data(Sequence(number), 1, None, &[7; 100]);
+            writer.append(&topic, Partition(0), &[record]).unwrap();
+        };
+        append(1);
+        append(2);
+        let partition = topic.partition(Partition(0)).unwrap();
+        let planned = partition
+            .with_appender(|appender| appender.locked(|appender| Ok(appender.plan_checkpoint()?)))
+            .unwrap();
+        append(3);
+        let held = partition.hold().unwrap();
+        partition.checkpoint_aside(&planned).unwrap();
+        drop(held);
+        let bytes = disk.bytes(&recovery::state_path(partition.dir()));
+        let state = State::newest(&bytes).unwrap();
+        assert_eq!(state.recovery.offset, Offset(2));
+        append(4);
+        let seen = partition.with_appender(|appender| Ok(appender.state));
+        assert_eq!(seen.unwrap(), state);
+    }
+}
