@@ -174,12 +174,22 @@ impl Keyed {
         appending.log.look_after().map_err(Failure::new)?;
         teeline_os::sleep(2 * ROLL_AGE);
         appending.log.look_after().map_err(Failure::new)?;
-        appending.log.close().map_err(Failure::new)?;
         let segments = work::segments(&self.path)?;
-        let last = segments.last().map(|path| base_of(path)).transpose()?;
-        if last != Some(self.records()) {
+        let (last, sealed) = segments
+            .split_last()
+            .ok_or_else(|| Failure::new("the log has no segment"))?;
+        if base_of(last)? != self.records() {
             return Err(Failure::new("the last segment was not sealed"));
         }
+        // Whoever was asked for indexes at a roll may still be at it, and then nobody else makes any.
+        while !sealed
+            .iter()
+            .all(|path| path.with_extension("keys").exists())
+        {
+            teeline_os::sleep(ROLL_AGE);
+            appending.topic.index_keys(P0).map_err(Failure::new)?;
+        }
+        appending.log.close().map_err(Failure::new)?;
         Ok(Round::new())
     }
 

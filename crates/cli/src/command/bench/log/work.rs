@@ -264,7 +264,7 @@ impl Policy {
 /// A log with one partition and a writer.
 pub(super) struct Appending {
     pub(super) log: Log,
-    topic: Topic,
+    pub(super) topic: Topic,
     writer: Writer,
 }
 
