@@ -183,6 +183,7 @@ impl World {
             oracle: Oracle {
                 partitions: topic.partitions().map(|_| Default::default()).collect(),
                 sources,
+                partitions_least: config.partitions as usize,
                 ..Oracle::default()
             },
             outcome: Outcome::default(),
@@ -679,6 +680,7 @@ fn grow(world: &Shared, process: usize) {
         Ok(growth) => {
             let mut world = lock(world);
             world.outcome.grown += 1;
+            world.oracle.partitions_least = growth.after as usize;
             let partitions = &mut world.oracle.partitions;
             partitions.resize_with(growth.after as usize, PartitionFacts::default);
             // The process that did it knows; the others are not told.
