@@ -144,7 +144,9 @@ fn batches(disk: &FakeDisk, dir: &Path, start: Offset) -> Vec<Placed> {
             let end = at + header.length as usize;
             let from = placed
                 .last()
-                .map_or(header.base, |before: &Placed| before.header.end());
+                .map_or(start.min(header.base), |before: &Placed| {
+                    before.header.end()
+                });
             placed.push(Placed {
                 segment: segment.clone(),
                 bytes: at..end,

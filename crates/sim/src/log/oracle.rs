@@ -221,7 +221,11 @@ fn is_dropped(
         || facts
             .taken
             .range(offset + 1..)
-            .any(|(_, later)| later.key() == key);
+            .any(|(_, later)| later.key() == key)
+        || facts.damaged.as_ref().is_some_and(|gone| {
+            let mut taken = facts.known.range(gone.clone());
+            taken.any(|(at, later)| *at > offset && later.key() == key)
+        });
     let passed = facts
         .known
         .range(offset..facts.tombstones_passed.max(offset));
