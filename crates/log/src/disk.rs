@@ -152,7 +152,12 @@ impl Storage for DiskStorage {
     }
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
-        Ok(file::replace_atomically(path, bytes, FILE_MODE)?)
+        file::replace_atomically(path, bytes, FILE_MODE).map_err(|error| {
+            // The new file has its name, perhaps not for good.
+            let is_named = error.op == file::SYNC_DIR;
+            let error = lift(error);
+            if is_named { error.of_sync() } else { error }
+        })
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
@@ -173,7 +178,7 @@ impl Storage for DiskStorage {
     }
 
     fn sync_dir(&self, dir: &Path) -> Result<()> {
-        Ok(file::sync_dir(dir)?)
+        file::sync_dir(dir).map_err(|error| lift(error).of_sync())
     }
 
     fn page(&self, path: &Path, access: Access) -> Result<Box<dyn SharedPage>> {
@@ -302,7 +307,7 @@ impl StorageFile for DiskFile {
     }
 
     fn sync(&self) -> Result<()> {
-        Ok(file::sync_data(&self.file, &self.path)?)
+        file::sync_data(&self.file, &self.path).map_err(|error| lift(error).of_sync())
     }
 
     fn map(&self) -> Option<Box<dyn MappedFile>> {

@@ -53,6 +53,18 @@ impl StorageError {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
         )
     }
+
+    /// The same error, of a sync of what stands at its place already: what it left undone is not known, whatever the reason,
+    /// so it never counts as a full disk.
+    #[must_use]
+    pub(crate) fn of_sync(self) -> Self {
+        let kind = if self.is_no_space() {
+            io::ErrorKind::Other
+        } else {
+            self.kind
+        };
+        Self { kind, ..self }
+    }
 }
 
 /// What storage operations return.

@@ -162,6 +162,9 @@ pub fn sync_data(file: &File, path: impl AsRef<Path>) -> Result<()> {
     file.sync_data().context("sync", path)
 }
 
+/// The operation that an error of [`sync_dir`] names, or one of [`replace_atomically`] after the new file has its name.
+pub const SYNC_DIR: &str = "sync directory";
+
 /// Waits until the names in a directory are on stable storage.
 ///
 /// # Errors
@@ -169,7 +172,7 @@ pub fn sync_data(file: &File, path: impl AsRef<Path>) -> Result<()> {
 pub fn sync_dir(path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
     let dir = File::open(path).context("open directory", path)?;
-    dir.sync_all().context("sync directory", path)
+    dir.sync_all().context(SYNC_DIR, path)
 }
 
 /// Puts `bytes` at `path` so that a reader, or a crash at any point, finds either the old content or the new: writes a

@@ -17,7 +17,8 @@ use super::{
 use crate::{
     format::watermark::{self, Word},
     storage::{
-        Access, Holder, LockError, LockFile, MappedFile, Result, SharedPage, Storage, StorageFile,
+        Access, Holder, LockError, LockFile, MappedFile, Result, SharedPage, Storage, StorageError,
+        StorageFile,
     },
 };
 
@@ -181,6 +182,7 @@ impl Storage for FakeStorage {
         self.shared.announce(&Step::new(Operation::SyncDir, dir));
         let mut world = self.world();
         let failed = world.step(self.pid, Operation::SyncDir, dir)?;
+        let failed = failed.map(StorageError::of_sync);
         if failed.is_some() && !world.living.contains(&self.pid) {
             return failed.map_or(Ok(()), Err);
         }
@@ -344,7 +346,8 @@ impl StorageFile for FakeHandle {
         self.shared
             .announce(&Step::new(Operation::Sync, &self.path));
         let mut world = self.shared.lock();
-        match world.step(self.pid, Operation::Sync, &self.path)? {
+        let failed = world.step(self.pid, Operation::Sync, &self.path)?;
+        match failed.map(StorageError::of_sync) {
             None => {
                 world.file(self.node).sync(mark);
                 Ok(())

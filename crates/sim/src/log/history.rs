@@ -747,7 +747,12 @@ fn order_failure(world: &Shared) {
         operation,
         path_contains: "/fills".to_owned(),
         nth,
-        kind: std::io::ErrorKind::Other,
+        // A sync that fails so is no full disk.
+        kind: if nth.is_multiple_of(4) {
+            std::io::ErrorKind::StorageFull
+        } else {
+            std::io::ErrorKind::Other
+        },
     });
 }
 
