@@ -416,7 +416,7 @@ fn lg_09_after_a_failed_sync_nothing_is_acknowledged_until_reopened() {
 }
 
 /// HAZARDS LG-09: a sync may fail for lack of space, too, where blocks are given out late. What it was to keep is gone as after
-/// any other failure, so that it stops the partition like one; or nothing depends on it, and a power cut shows it.
+/// any other failure, so that it stops the partition and does not pass for a full disk.
 #[test]
 fn lg_09_a_sync_that_fails_for_lack_of_space_is_a_failed_sync() {
     let kinds = [
@@ -438,12 +438,14 @@ fn lg_09_a_sync_that_fails_for_lack_of_space_is_a_failed_sync() {
                     nth: k,
                     kind: std::io::ErrorKind::StorageFull,
                 });
+                let mut stopped = false;
                 let mut tries = 0..600;
                 while tries.next().is_some() && world.disk.failed() == 0 {
                     let numbers = world.numbers(0, world.last_known(0, 0), 1);
                     match world.append(0, 0, &numbers) {
                         Ok(_) | Err(AppendError::NoSpace(_)) => {}
                         Err(AppendError::Stopped { .. }) => {
+                            stopped = true;
                             world.topic().reopen(P0).expect(&what);
                             world.check(Some(Crash::FailedSync));
                         }
@@ -451,6 +453,7 @@ fn lg_09_a_sync_that_fails_for_lack_of_space_is_a_failed_sync() {
                     }
                 }
                 assert_eq!(world.disk.take_failed(), 1, "{what}: never met");
+                assert!(stopped, "{what}: passed for a full disk");
                 for _ in 0..40 {
                     let numbers = world.numbers(0, world.last_known(0, 0), 1);
                     world.append(0, 0, &numbers).expect(&what);
