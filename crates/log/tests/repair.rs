@@ -13,6 +13,7 @@ use teeline_log::{
     Answer, AppendError, Control, Durability, Log, ReadError, RepairError, Repaired, Topic,
     TopicConfig,
     fake::{FakeDisk, Fault, Operation},
+    format::{state::State, watermark::Word},
     verify,
 };
 use world::{ROOT, Seed, World, options, seeds, topic_name};
@@ -104,9 +105,9 @@ fn segments(disk: &FakeDisk) -> Vec<PathBuf> {
     files.filter(is_log).collect()
 }
 
-fn flip(disk: &FakeDisk, path: &Path, at: usize) {
+fn flip(disk: &FakeDisk, path: &Path, at: usize, bit: usize) {
     let mut bytes = disk.bytes(path);
-    bytes[at] ^= 1 << (at % 8);
+    bytes[at] ^= 1 << bit;
     disk.set_bytes(path, &bytes);
 }
 
@@ -150,7 +151,8 @@ fn flipped_bits_are_repaired_and_every_other_record_stays_as_it_was() {
             let bytes = world.disk.bytes(path);
             let used = bytes.iter().rposition(|byte| *byte != 0).unwrap_or(0);
             if used > 0 {
-                flip(&world.disk, path, random.usize(0..=used));
+                let at = random.usize(0..=used);
+                flip(&world.disk, path, at, at % 8);
             }
         }
         let damaged: Vec<_> = logs.iter().map(|path| world.disk.bytes(path)).collect();
@@ -292,8 +294,8 @@ fn killed_at_any_step_a_repair_can_be_done_again() {
     let prepare = |seed| {
         let world = written(seed, Durability::SyncEachBatch);
         let logs = segments(&world.disk);
-        flip(&world.disk, &logs[1], 300);
-        flip(&world.disk, logs.last().unwrap(), 70);
+        flip(&world.disk, &logs[1], 300, 4);
+        flip(&world.disk, logs.last().unwrap(), 70, 6);
         let (_, topic) = open(&world.disk);
         let readable = read(&topic).0;
         world.disk.kill_all();
@@ -365,7 +367,7 @@ fn damage_beside_a_failed_sync_is_repaired_without_a_reboot() {
             world.writers.clear();
             // In the scanned part, so that whoever reopens the partition meets it.
             let logs = segments(&world.disk);
-            flip(&world.disk, logs.last().unwrap(), 70);
+            flip(&world.disk, logs.last().unwrap(), 70, 6);
             let topic = world.topic();
             assert!(topic.reopen(P0).unwrap().damage.is_some());
             let looked = topic.repair(P0, false).unwrap();
@@ -392,4 +394,112 @@ fn damage_beside_a_failed_sync_is_repaired_without_a_reboot() {
             assert_clean(&log, "after a power cut");
         }
     }
+}
+
+/// The watermark page carries no checksum: what no log can have come to is damage of the page, and of nothing else.
+#[test]
+fn a_page_out_of_all_proportion_moves_neither_the_end_nor_what_is_durable() {
+    let page = Path::new(DIR).join("watermark");
+    for durability in [Durability::SyncEachBatch, Durability::LeaveToOs] {
+        for (word, bit) in [Word::End, Word::Durable]
+            .into_iter()
+            .flat_map(|word| [22, 31, 40, 50, 61, 62, 63].map(|bit| (word, bit)))
+        {
+            let what = format!("{durability:?}, {word:?}, bit {bit}");
+            let mut world = written(1, durability);
+            let (log, topic) = open(&world.disk);
+            let (whole, _) = read(&topic);
+            let end = topic.end(P0).unwrap();
+            flip(&world.disk, &page, word.file_pos() + bit / 8, bit % 8);
+            let mut told = Vec::new();
+            verify(&log, None, |finding| told.push(finding.clone())).unwrap();
+            // One that is no number at all makes it a page of no boot, which is nothing unusual.
+            assert_eq!(
+                told.is_empty(),
+                word == Word::End && bit >= 62,
+                "{what}: {told:?}"
+            );
+            assert!(
+                told.iter().all(|finding| finding.path == page),
+                "{what}: {told:?}"
+            );
+            let looked = topic.repair(P0, false).unwrap();
+            assert!(looked.is_sound() && looked.end == end, "{what}: {looked:?}");
+            let done = topic.repair(P0, true).unwrap();
+            assert!(done.is_sound(), "{what}: {done:?}");
+            let bytes = world.disk.bytes(&Path::new(DIR).join("state"));
+            let state = State::newest(&bytes).unwrap();
+            let now = topic.end(P0).unwrap();
+            assert!(state.durable <= now, "{what}: {state:?}");
+            // Where answers come before the sync, as many are told as lost as may have been given.
+            let ahead = if durability == Durability::LeaveToOs {
+                1 << 22
+            } else {
+                0
+            };
+            assert!((end.0..=end.0 + ahead).contains(&now.0), "{what}: {now}");
+            assert!(read(&topic).0 == whole, "{what}");
+            assert_clean(&log, &what);
+            drop((log, topic));
+            world.disk.kill_all();
+            world.process = world.disk.process();
+            assert_dedup(&mut world, &whole, &what);
+        }
+    }
+}
+
+/// The same page beside real damage: `state` is made anew from what is sound, not from the page.
+#[test]
+fn what_the_page_takes_for_durable_does_not_get_into_a_new_state() {
+    let page = Path::new(DIR).join("watermark");
+    for bit in [31, 50, 61, 62, 63] {
+        let mut world = written(1, Durability::SyncEachBatch);
+        let logs = segments(&world.disk);
+        let (log, topic) = open(&world.disk);
+        let end = topic.end(P0).unwrap();
+        flip(&world.disk, &logs[1], 300, 4);
+        let state = Path::new(DIR).join("state");
+        let bytes = world.disk.bytes(&state);
+        world.disk.set_bytes(&state, &vec![0xFF; bytes.len()]);
+        flip(
+            &world.disk,
+            &page,
+            Word::Durable.file_pos() + bit / 8,
+            bit % 8,
+        );
+        let done = topic.repair(P0, true).unwrap();
+        assert!(done.state && done.damages.len() == 1, "bit {bit}: {done:?}");
+        let state = State::newest(&world.disk.bytes(&state)).unwrap();
+        assert_eq!((done.end, state.durable), (end, end), "bit {bit}");
+        assert_clean(&log, "repaired");
+        let (records, _) = read(&topic);
+        drop((log, topic));
+        world.disk.kill_all();
+        world.process = world.disk.process();
+        assert_dedup(&mut world, &records, "repaired");
+    }
+}
+
+/// An end in front of what is durable is not believed either: damage behind it is found.
+#[test]
+fn a_page_that_ends_too_early_hides_no_damage() {
+    let mut world = written(1, Durability::SyncEachBatch);
+    let logs = segments(&world.disk);
+    let (log, topic) = open(&world.disk);
+    let end = topic.end(P0).unwrap();
+    flip(&world.disk, &logs[1], 300, 4);
+    let page = Path::new(DIR).join("watermark");
+    let mut bytes = world.disk.bytes(&page);
+    bytes[Word::End.file_pos()..][..8].fill(0);
+    world.disk.set_bytes(&page, &bytes);
+    let mut told = Vec::new();
+    verify(&log, None, |finding| told.push(finding.clone())).unwrap();
+    assert!(
+        told.iter().any(|finding| finding.path == logs[1]),
+        "{told:?}"
+    );
+    let done = topic.repair(P0, true).unwrap();
+    assert_eq!((done.damages.len(), done.end), (1, end), "{done:?}");
+    assert_clean(&log, "repaired");
+    world.process = world.disk.process();
 }

@@ -40,7 +40,18 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             start.previous = header.previous;
         }
         let mut walk = Walk::from(self.storage, dir, start)?;
-        self.walk(dir, &mut walk, state, look.as_ref())?;
+        let mut believed = match &look {
+            Some(look) => partition.believed(look.end, look.durable, state)?,
+            None => (None, Offset(0)),
+        };
+        if let (Some(look), Some(state)) = (&look, state)
+            && state.durable > look.end
+            && look.is_still(partition, self.is_alone)?
+        {
+            // Nobody has appended in between: it is the page that is wrong.
+            believed.0 = None;
+        }
+        self.walk(dir, &mut walk, state, believed)?;
         let end = walk.cursor();
         // What stands behind the end of a living writer is his business.
         let is_still = match look {
@@ -63,12 +74,11 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         dir: &Path,
         walk: &mut Walk<'_>,
         state: Option<&State>,
-        page: Option<&Look>,
+        (page_end, page_durable): (Option<Offset>, Offset),
     ) -> Result<(), StorageError> {
-        let page_end = page.map(|page| page.end);
         let durable = state
             .map_or(Offset(0), |state| state.durable)
-            .max(page.map_or(Offset(0), |page| page.durable));
+            .max(page_durable);
         loop {
             let from = walk.cursor();
             let flaw = match walk.step()? {
@@ -90,13 +100,14 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             if page_end.is_some_and(|page_end| end.offset >= page_end) {
                 return Ok(());
             }
-            let damaged = durable.max(page_end.unwrap_or(Offset(0))) > end.offset
+            let seen = durable.max(page_end.unwrap_or(Offset(0)));
+            let damaged = seen > end.offset
                 || walk.following().is_some()
                 || recovery::durable_behind(walk.reader(), &end)? > end.offset;
             if !damaged {
                 return Ok(());
             }
-            let (damage, more) = walk.skip(flaw, durable)?;
+            let (damage, more) = walk.skip(flaw, seen)?;
             self.found(
                 Severity::Damage,
                 &damage.path,

@@ -4,7 +4,9 @@ use std::{mem, sync::Arc};
 
 use teeline_core::Offset;
 
-use super::{appender::Appender, durability::OFFSETS_AHEAD_MAX, is_current, state_file::StateFile};
+use super::{
+    Partition, appender::Appender, durability::OFFSETS_AHEAD_MAX, is_current, state_file::StateFile,
+};
 use crate::{
     AppendError, RecoveryReport,
     durability::SCAN_BYTES_MAX,
@@ -64,7 +66,7 @@ impl Appender {
         self.remove_passed()?;
         let page_end = Offset(self.page.load(Word::End));
         let page_durable = Offset(self.page.load(Word::Durable));
-        let known = if vouches(page_durable, page_end, &self.state)
+        let known = if vouches(page_durable, page_end, self.state.recovery.offset)
             && self.page.load(Word::Magic) == watermark::MAGIC
         {
             page_durable.max(self.state.durable)
@@ -128,9 +130,7 @@ impl Appender {
         if found.damage.is_some() {
             return self.show_damaged(&found, current);
         }
-        // An end that nobody can have come to is not believed: a page carries no checksum.
-        let most = self.state.recovery.offset.0 + OFFSETS_AHEAD_MAX;
-        let answered_end = if current && page_end.0 <= most {
+        let answered_end = if current && is_reachable(page_end, self.state.recovery.offset) {
             page_end
         } else {
             self.state.ceiling
@@ -299,9 +299,41 @@ impl Appender {
     }
 }
 
+impl Partition {
+    /// The end that the page of this boot says, and how much of it is durable, as far as either is believed; `state` is what was
+    /// read of the file.
+    pub(crate) fn believed(
+        &self,
+        end: Offset,
+        durable: Offset,
+        state: Option<&State>,
+    ) -> Result<(Option<Offset>, Offset), StorageError> {
+        let recovery = match state {
+            Some(state) => state.recovery.offset,
+            // It is written after a snapshot was taken there.
+            None => {
+                let snapshots = recovery::read_snapshots(self.storage(), self.dir())?;
+                let points = snapshots.iter().flatten().flatten();
+                points.map(|(at, _)| at.offset).max().unwrap_or(Offset(0))
+            }
+        };
+        let is_vouched = vouches(durable, end, recovery);
+        Ok((
+            is_reachable(end, recovery).then_some(end),
+            if is_vouched { durable } else { Offset(0) },
+        ))
+    }
+}
+
+/// Whether anybody can have come to this end since the recovery point was taken. An end that nobody can have come to is
+/// not believed: a page carries no checksum.
+fn is_reachable(end: Offset, recovery: Offset) -> bool {
+    end.0 <= recovery.0.saturating_add(OFFSETS_AHEAD_MAX)
+}
+
 /// Whether the page's word on what is durable counts, even if it is of an earlier boot: it is stored after the sync and
 /// only grows. But a page is never synced, so that it may hold anything; then it is most likely out of all proportion.
-fn vouches(durable: Offset, end: Offset, state: &State) -> bool {
+fn vouches(durable: Offset, end: Offset, recovery: Offset) -> bool {
     const RECORDS_MAX: u64 = SCAN_BYTES_MAX / record::HEADER_BYTES as u64;
-    durable <= end && durable.0 <= state.recovery.offset.0.saturating_add(RECORDS_MAX)
+    durable <= end && durable.0 <= recovery.0.saturating_add(RECORDS_MAX)
 }

@@ -182,9 +182,16 @@ impl Partition {
             producers.merge(&entries.1);
         }
         let page = self.page()?;
-        let page_end = page.as_ref().map(|page| Offset(page.load(Word::End)));
-        let page_durable = page.map_or(Offset(0), |page| Offset(page.load(Word::Durable)));
+        let (page_end, page_durable) = match page {
+            Some(page) => {
+                let durable = Offset(page.load(Word::Durable));
+                self.believed(Offset(page.load(Word::End)), durable, state.as_ref())?
+            }
+            None => (None, Offset(0)),
+        };
         let known = state.map_or(Offset(0), |state| state.durable);
+        // `state` was read before it.
+        let page_end = page_end.filter(|end| *end >= known);
         let durable = known.max(page_durable);
         // What was not durable when a sync failed is not stored, as in any reopening.
         let limit = if self.is_stopped()? {
