@@ -339,6 +339,7 @@ impl Member {
         let shared = &*self.shared;
         let now_ns = shared.options.clock.monotonic_ns();
         shared.polled_ns.store(now_ns, Ordering::Relaxed);
+        // SYNC member-look: pairs with the release stores of whoever looks at the others: what made it say so is seen.
         if !shared.is_to_look.swap(false, Ordering::Acquire) {
             return Ok(Changes::default());
         }
@@ -471,6 +472,7 @@ impl Member {
         let beat = |shared: &Shared| shared.beat();
         let look = |shared: &Shared| {
             if shared.look_at_others().is_err() {
+                // SYNC member-look: pairs with the acquire swap in `Member::poll`.
                 shared.is_to_look.store(true, Ordering::Release);
             }
         };
@@ -560,7 +562,8 @@ impl Shared {
             let released = tables::release(tx, &self.group, self.number, partitions);
             released.map_err(Abort::<DatabaseError>::Database)
         })?;
-        self.tell(released)
+        self.tell(released);
+        Ok(())
     }
 
     fn take_out(&self, gone: &[Number]) -> Result<(), DatabaseError> {
@@ -568,18 +571,19 @@ impl Shared {
             let changed = tables::rebalance(tx, &self.group, self.number, gone);
             changed.map_err(Abort::<DatabaseError>::Database)
         })?;
-        self.tell(changed)
+        self.tell(changed);
+        Ok(())
     }
 
     /// Lets the others look. Whoever dies before has them wait for their next heartbeat.
-    fn tell(&self, changed: bool) -> Result<(), DatabaseError> {
+    fn tell(&self, changed: bool) {
         hold::point("member.changed");
         if changed {
             self.is_to_look.store(true, Ordering::Relaxed);
-            self.groups.follow_all()?;
             self.bell.ring();
+            // It is done, whatever becomes of its mirror: the next change or heartbeat brings that up to date.
+            drop(self.groups.follow_all());
         }
-        Ok(())
     }
 
     fn members_dir(&self) -> PathBuf {

@@ -60,6 +60,35 @@ fn a_partition_goes_over_only_when_its_owner_gives_it_back() {
     assert!(matches!(late, Err(CommitError::NotHeld { .. })), "{late:?}");
 }
 
+/// What was released is released, whatever becomes of the mirror of the offsets, and the others hear of it.
+#[test]
+fn what_the_database_has_is_done_though_its_mirror_cannot_follow() {
+    let world = World::new(&[("fills", 2)]);
+    let mut one = world.join(&["fills"]);
+    one.poll().unwrap();
+    let mut two = world.join(&["fills"]);
+    two.poll().unwrap();
+    one.beat().unwrap();
+    let revoked = one.poll().unwrap().revoked;
+    assert_eq!(revoked.len(), 1);
+    // A row that no release looks at, and that no list can be made with.
+    let groups = rusqlite::Connection::open(world.root.join("groups/groups.db")).unwrap();
+    let row = "INSERT INTO offsets (group_name, topic, partition, generation) VALUES ('no name', 'fills', 0, 1)";
+    groups.execute_batch(row).unwrap();
+    assert!(one.groups().list().is_err());
+
+    let rung = || fs::read(world.root.join("groups/offsets.mirror")).unwrap()[24..28].to_vec();
+    let before = rung();
+    one.release(&revoked).unwrap();
+    assert!(one.held().all(|held| held != revoked[0]));
+    assert_ne!(rung(), before, "nobody is told");
+    two.beat().unwrap();
+    assert_eq!(two.poll().unwrap().assigned.len(), 1);
+    one.leave().unwrap();
+    let left = fs::read_dir(world.root.join("groups/members")).unwrap();
+    assert_eq!(left.count(), 1, "the file of who left stayed");
+}
+
 /// Whether anybody ever had it or not.
 #[test]
 fn a_member_commits_nothing_for_what_is_not_its_own() {

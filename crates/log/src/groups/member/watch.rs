@@ -51,11 +51,13 @@ impl Shared {
             return Ok(());
         }
         let Some(row) = self.row()? else {
+            // SYNC member-look: pairs with the acquire swap in `Member::poll`.
             self.is_to_look.store(true, Ordering::Release);
             return Ok(());
         };
         let mut watch = self.watch();
         if row.generation != watch.generation || !row.members.contains_key(&self.number) {
+            // SYNC member-look: pairs with the acquire swap in `Member::poll`.
             self.is_to_look.store(true, Ordering::Release);
         }
         watch.generation = row.generation;
@@ -82,7 +84,7 @@ impl Shared {
                 let changed = tables::rebalance(tx, &self.group, self.number, &gone)?;
                 Ok::<_, Abort<DatabaseError>>(changed)
             })?;
-            self.tell(changed)?;
+            self.tell(changed);
             sweep(&self.members_dir(), &self.group, &gone);
         } else if self.groups.is_behind() {
             self.groups.follow_all()?;
