@@ -192,7 +192,11 @@ impl Mirror {
     /// Where the row stands; a new slot, if it has none.
     fn place(&mut self, key: &Key) -> Result<usize> {
         let slots = usize::try_from(self.load(field::SLOTS.start())).unwrap_or(usize::MAX);
-        if HEADER_BYTES + slots.saturating_mul(SLOT_BYTES) > self.mapping.len() {
+        if slots
+            .saturating_mul(SLOT_BYTES)
+            .saturating_add(HEADER_BYTES)
+            > self.mapping.len()
+        {
             self.map_anew()?;
         }
         let slots = slots.min((self.mapping.len() - HEADER_BYTES) / SLOT_BYTES);
@@ -473,6 +477,21 @@ mod tests {
         assert!(read().into_iter().eq(rows(1)), "somebody else had the lock");
         claim(2);
         assert!(read().into_iter().eq(rows(3)));
+    }
+
+    #[test]
+    fn a_count_of_slots_that_is_nonsense_is_taken_for_a_full_page() {
+        let dir = tempfile::tempdir().unwrap();
+        let mirror = Mirror::open(dir.path(), 0o640, BOOT).unwrap();
+        let rows = [row("old", 0, Some(9), 1), row("pnl", 0, Some(3), 2)];
+        for nonsense in [u64::MAX, u64::MAX / SLOT_BYTES as u64, 1 << 40] {
+            mirror.store(field::BOOT.start(), BOOT);
+            mirror.store(field::MAGIC.start(), MAGIC);
+            mirror.store(field::SLOTS.start(), nonsense);
+            let mut other = Mirror::open(dir.path(), 0o640, BOOT).unwrap();
+            other.follow_all(|| fine(&rows)).unwrap();
+            assert_eq!(read(dir.path(), BOOT).unwrap().unwrap(), rows);
+        }
     }
 
     #[test]
