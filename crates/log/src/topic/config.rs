@@ -252,8 +252,14 @@ impl GrowthTable {
                 .map_err(|_| format!("growth.source.id: `{id}` is no source id"))?;
             sources.insert(SourceId(number), (Epoch(epoch), Sequence(sequence)));
         }
-        if self.before >= self.after || self.ends.len() as u64 != u64::from(self.before) {
-            return Err("growth: the numbers of partitions do not rise".to_owned());
+        if self.before == 0
+            || self.before >= self.after
+            || self.ends.len() as u64 != u64::from(self.before)
+        {
+            return Err(
+                "growth: the numbers of partitions do not rise from at least 1, or do not go with `ends`"
+                    .to_owned(),
+            );
         }
         Ok(Growth {
             before: self.before,
@@ -336,10 +342,22 @@ impl Description {
         let growths = file.growth.into_iter().map(GrowthTable::growth);
         let growths: Vec<_> = growths.collect::<Result<_, _>>()?;
         if growths
+            .windows(2)
+            .any(|steps| steps[0].after != steps[1].before)
+        {
+            return Err("growth: one does not begin where the one before it led".to_owned());
+        }
+        if growths
             .last()
             .is_some_and(|last| last.after != config.partitions)
         {
             return Err("growth: the last one does not lead to `partitions`".to_owned());
+        }
+        if file.configured > format::NUMBER_MAX {
+            return Err(format!(
+                "`configured` is {}: no topic comes to that",
+                file.configured
+            ));
         }
         Ok(Self {
             config,
@@ -411,7 +429,7 @@ mod tests {
     use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
 
     use super::{Compaction, Description, Growth, Retention, TopicConfig};
-    use crate::Durability;
+    use crate::{Durability, format::NUMBER_MAX};
 
     fn full() -> Description {
         let sources = [
@@ -474,6 +492,37 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn growths_that_do_not_follow_from_one_another_are_refused() {
+        let described = |steps: &[(u32, u32)], configured| {
+            let growth = |&(before, after)| Growth {
+                before,
+                after,
+                ends: vec![Offset(0); before as usize],
+                sources: BTreeMap::new(),
+            };
+            let description = Description {
+                growths: steps.iter().map(growth).collect(),
+                configured,
+                ..full()
+            };
+            Description::from_bytes(description.to_text().unwrap().as_bytes())
+        };
+        assert!(described(&[(1, 2), (2, 3)], 0).is_ok());
+        assert!(described(&[], NUMBER_MAX).is_ok());
+        for steps in [
+            &[(0, 3)][..],
+            &[(0, 2), (2, 3)],
+            &[(1, 2), (1, 3)],
+            &[(1, 3), (2, 3)],
+        ] {
+            let refused = described(steps, 0).unwrap_err();
+            assert!(refused.starts_with("growth:"), "{refused}");
+        }
+        let refused = described(&[], NUMBER_MAX + 1).unwrap_err();
+        assert!(refused.starts_with("`configured`"), "{refused}");
     }
 
     #[test]
