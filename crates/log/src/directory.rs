@@ -166,8 +166,8 @@ pub enum TopicError {
         /// The log's directory.
         root: PathBuf,
     },
-    /// Another process is creating a topic, or adding partitions to one, and does not come to an end.
-    #[error("{} is held by {} to create a topic or add partitions: try again later", root.display(), describe(*holder))]
+    /// Another process is creating or changing a topic, and does not come to an end.
+    #[error("{} is held by {} to create or change a topic: try again later", root.display(), describe(*holder))]
     Busy {
         /// The log's directory.
         root: PathBuf,
@@ -188,7 +188,7 @@ pub(crate) const SOURCES_DIR: &str = "sources";
 /// Directory of the consumer groups' database.
 const GROUPS_DIR: &str = "groups";
 
-/// Lock of whoever creates the log or a topic, or adds partitions.
+/// Lock of whoever creates the log, or creates or changes a topic.
 pub(crate) const LOCK_FILE: &str = "lock";
 
 /// Names in the log's directory that are no topics.
@@ -251,7 +251,8 @@ impl Log {
     /// Creates a log in a directory that does not exist or holds no log, on the disk.
     ///
     /// # Errors
-    /// When there is one already or it cannot be created; nothing half-made stays behind.
+    /// When there is one already or it cannot be created; nothing half-made stays behind, but a whole log may, if only its
+    /// last sync failed.
     pub fn create(root: impl AsRef<Path>, options: &LogOptions) -> Result<Self, OpenError> {
         Self::create_on(disk()?, root, options)
     }
@@ -302,7 +303,7 @@ impl Log {
         options: &LogOptions,
     ) -> Result<Self, OpenError> {
         let root = root.as_ref();
-        let was_there = storage.list(root).is_ok();
+        let is_new = matches!(storage.list(root), Err(error) if error.is_not_found());
         let place = root.ancestors().find(|place| storage.list(place).is_ok());
         refuse_unsuitable(&*storage, place.unwrap_or(Path::new(".")), options)?;
         storage.create_dir(root)?;
@@ -316,7 +317,13 @@ impl Log {
                 LockError::Storage(error) => error.into(),
             })?;
         let made = Self::make(&*storage, root);
-        if matches!(made, Err(OpenError::Storage(_))) && !was_there {
+        // With the lock held, and no identity, nobody else has a log here: not one made before the lock was taken, and
+        // not this one, which others may use as soon as its identity has its name.
+        let is_no_log = || {
+            let identity = storage.read(&root.join(IDENTITY_FILE));
+            matches!(identity, Err(error) if error.is_not_found())
+        };
+        if made.is_err() && is_new && is_no_log() {
             // The error at hand matters more than a directory that cannot be removed after it.
             drop(storage.remove(root));
         }
@@ -539,10 +546,9 @@ impl Log {
     /// Says what is wrong with the progress of a source, and with `apply` puts it right. A progress that cannot be read is
     /// found out from the source's records: its epoch is the latest of them, and everything is accounted for up to the first
     /// number that is not in the log, unless retention may have taken it; that is too little where messages were left out by
-    /// rule, or compacted. Whoever knows better
-    /// states `through`, at most the largest number that is stored. What is stored and not accounted for is recognised when it
-    /// comes again, so that nothing is stored twice either way; but what is accounted for and not stored is never stored.
-    /// Without `apply` nothing is changed, and nothing is locked.
+    /// rule, or compacted. Whoever knows better states `through`, at most the largest number that is stored. What is stored
+    /// and not accounted for is recognised when it comes again, so that nothing is stored twice either way; but what is
+    /// accounted for and not stored is never stored. Without `apply` nothing is changed, and nothing is locked.
     ///
     /// # Errors
     /// When the source's writer is alive, a partition is damaged (repair it first), or something cannot be read or written.

@@ -4,12 +4,18 @@
 
 mod world;
 
-use std::{path::PathBuf, thread, time::Duration};
+use std::{
+    io,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
 
 use teeline_core::{Epoch, Offset, Partition, Sequence};
 use teeline_log::{
     Access, AppendError, Durability, Log, LogOptions, NewRecord, Severity, Succession, TopicConfig,
-    fake::FakeDisk,
+    fake::{FakeDisk, Fault, Operation},
     format::{index, state::State},
     verify,
 };
@@ -353,6 +359,44 @@ fn a_topic_that_was_half_made_is_made_anew() {
             .collect();
         assert!(leftovers.is_empty(), "{leftovers:?}");
     }
+}
+
+/// From the moment that the identity is in place others may use the log: then what fails is no reason to remove it.
+#[test]
+fn a_log_that_others_may_have_opened_is_not_removed_by_who_failed_to_create_it() {
+    let mut kept = 0;
+    for nth in 1.. {
+        let disk = FakeDisk::new(nth);
+        let opened = Arc::new(Mutex::new(None));
+        let (seen, other) = (Arc::clone(&opened), disk.process());
+        disk.before_each(Some(Box::new(move |_| {
+            let log = Log::open_on(other.clone(), ROOT, &LogOptions::read_only());
+            *seen.lock().unwrap() = log.ok().map(|log| log.id());
+        })));
+        disk.fail(Fault {
+            operation: Operation::SyncDir,
+            path_contains: ROOT.to_owned(),
+            nth,
+            kind: io::ErrorKind::Other,
+        });
+        let made = Log::create_on(disk.process(), ROOT, &options());
+        disk.before_each(None);
+        if disk.failed() == 0 {
+            made.unwrap();
+            break;
+        }
+        made.unwrap_err();
+        let opened = *opened.lock().unwrap();
+        match opened {
+            Some(id) => {
+                let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
+                assert_eq!(log.id(), id);
+                kept += 1;
+            }
+            None => assert_eq!(disk.files("/".as_ref()), Vec::<PathBuf>::new()),
+        }
+    }
+    assert!(kept > 0, "nobody ever saw it");
 }
 
 /// On a full disk nothing half-made stays behind.
