@@ -225,8 +225,8 @@ impl Topic {
     }
 
     /// Takes in what another handle or process changed of the topic's file, and says whether there was anything: new
-    /// partitions, above all, or another configuration. What was routed before has to be routed anew. [`Log::topic`](crate::Log::topic) gives a
-    /// handle that is fresh.
+    /// partitions, above all, or another configuration. What was routed before has to be routed anew.
+    /// [`Log::topic`](crate::Log::topic) gives a handle that is fresh.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -363,7 +363,8 @@ impl Topic {
         Ok(self.to_read(partition)?.ends()?.0)
     }
 
-    /// End of what readers see: durable under [`Durability::SyncEachBatch`](crate::Durability::SyncEachBatch), written under the others.
+    /// End of what readers see: durable under [`Durability::SyncEachBatch`](crate::Durability::SyncEachBatch), written
+    /// under the others.
     ///
     /// # Errors
     /// When the partition cannot be read.

@@ -57,8 +57,9 @@ pub(crate) enum LogVerb {
         /// ago, as in `90m`, or nanoseconds since 1970.
         #[arg(long, value_parser = moment::moment, conflicts_with = "from")]
         from_time: Option<u64>,
-        /// Only the records of this key, of the partitions that it was routed to, oldest first: by the topic's index by key,
-        /// if it keeps one, and by scanning where it does not. Records that say what is lost have no key and are not among them.
+        /// Only the records of this key, of the partitions that it was routed to, oldest first: by the topic's index by
+        /// key, if it keeps one, and by scanning where it does not. Records that say what is lost have no key and are
+        /// not among them.
         #[arg(long, conflicts_with_all = ["partition", "from", "from_time"])]
         key: Option<String>,
         /// Print no more than so many records.
@@ -106,10 +107,11 @@ pub(crate) enum LogVerb {
     Retain(change::RetainArgs),
     /// Add partitions to a topic, also while others append and read.
     Grow(grow::GrowArgs),
-    /// Change what a topic keeps, when it is sealed and compacted, and whether keys are indexed, also while others append and
-    /// read.
+    /// Change what a topic keeps, when it is sealed and compacted, and whether keys are indexed, also while others
+    /// append and read.
     ///
-    /// Nothing is dropped by this itself: `teeline log retain --dry-run` and `compact --dry-run` say what the next upkeep drops.
+    /// Nothing is dropped by this itself: `teeline log retain --dry-run` and `compact --dry-run` say what the next
+    /// upkeep drops.
     Configure(configure::ConfigureArgs),
     /// List the consumer groups: what each reads and how far behind it is, its members, and who reads which partition.
     Groups {

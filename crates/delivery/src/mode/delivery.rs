@@ -167,8 +167,8 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         self.load_set_aside(partition)
     }
 
-    /// Goes on at the first record of `partition` that was appended at `time_ns` (nanoseconds since the Unix epoch) or later, as
-    /// [`Topic::offset_at`] finds it, or at the end if there is none yet; and commits that.
+    /// Goes on at the first record of `partition` that was appended at `time_ns` (nanoseconds since the Unix epoch) or
+    /// later, as [`Topic::offset_at`] finds it, or at the end if there is none yet; and commits that.
     ///
     /// # Errors
     ///

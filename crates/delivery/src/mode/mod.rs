@@ -44,8 +44,8 @@ pub enum Mode {
     AtLeastOnce,
     /// State and next offset change in one transaction of the consumer's own database.
     Atomic,
-    /// Process, then commit; the state's database knows by [identity](crate::store::identities) what it has applied, and drops it.
-    /// The schema has to contain [`identities::TABLES`](crate::store::identities::TABLES).
+    /// Process, then commit; the state's database knows by [identity](crate::store::identities) what it has applied,
+    /// and drops it. The schema has to contain [`identities::TABLES`](crate::store::identities::TABLES).
     Idempotent,
 }
 

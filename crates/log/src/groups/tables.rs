@@ -219,7 +219,7 @@ pub(super) fn insert(
     Ok(())
 }
 
-/// Says how the partitions of a group without members are shared out from now on.
+/// Says how the partitions of a group are shared out from now on. Only where nobody is left who shares them out otherwise.
 pub(super) fn set_strategy(
     tx: &Connection,
     group: &Name,
@@ -247,10 +247,10 @@ pub(super) fn add_partitions(
     Ok(())
 }
 
-/// Takes members out, whoever of them is still there, and shares the partitions out anew. What those had goes to others at
-/// once, and is fenced; what a member that stays has is taken from it only when it gives it back. Returns whether anything
-/// changed: then there is a new generation. Nothing does where `by` is no member any more: who was stopped for so long that the
-/// others took it out knows nothing of who lives now.
+/// Takes members out, whoever of them is still there, and shares the partitions out anew. What those had goes to others
+/// at once, and is fenced; what a member that stays has is taken from it only when it gives it back. Returns whether
+/// anything changed: then there is a new generation. Nothing does where `by` is no member any more: who was stopped for
+/// so long that the others took it out knows nothing of who lives now.
 pub(super) fn rebalance(
     tx: &Connection,
     group_name: &Name,

@@ -131,8 +131,9 @@ impl Partition {
         Ok(Held { slot })
     }
 
-    /// Looks at the topic's file, with everybody kept from appending and so from changing it: `read` says what it says. If that is not what stands in the page, whoever changed the file may have died before it was
-    /// durable: `write_again` sees to that.
+    /// Looks at the topic's file, with everybody kept from appending and so from changing it: `read` says what it says.
+    /// If that is not what stands in the page, whoever changed the file may have died before it was durable:
+    /// `write_again` sees to that.
     pub(crate) fn look_at_changes<T>(
         &self,
         read: impl FnOnce() -> Result<(T, Looked), AppendError>,

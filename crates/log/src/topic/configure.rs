@@ -1,7 +1,7 @@
 //! Configuring a topic anew: what is kept, when segments are sealed, whether keys are indexed.
 //!
 //! As with growth, the file is put in place with every partition held still, and each page says that there is another one:
-//! writers in other processes take it in before their next record is stored.
+//! whoever appends, in whatever process, takes it in before the next record is stored.
 
 use std::sync::Arc;
 
@@ -46,9 +46,10 @@ impl Topic {
     /// [`compaction`](TopicConfig::compaction), [`index_by_key`](TopicConfig::index_by_key). Others may append and read
     /// meanwhile. With `dry_run`, nothing is changed.
     ///
-    /// Nothing is dropped, compacted or indexed by this: [`Log::look_after`](crate::Log::look_after) does that, here or in any
-    /// other process, and goes by the new configuration from its next look on. Writers go by it from their next record on.
-    /// How old records are is known from then on, where nothing went by age before.
+    /// Nothing is sealed, dropped, compacted or indexed by this: [`Log::look_after`](crate::Log::look_after) does that,
+    /// here or in any other process, and goes by the new configuration from its next look on. Those who append go by it
+    /// from their next record on: they note how old records are, if anything goes by that, and make the indexes of what
+    /// they seal. How old records are is known from then on, where nothing went by age before.
     ///
     /// # Errors
     /// When it could not be done. Killed at any point, it was done or it was not.

@@ -20,8 +20,8 @@ pub(crate) struct ConfigureArgs {
     /// Keep so many bytes per partition, or `none`: do not go by bytes.
     #[arg(long, value_parser = or_none(size))]
     keep_bytes: Option<Setting<u64>>,
-    /// Keep records so long, by the host's running time, or `none`. Records that are there already count as new where nothing
-    /// went by age before.
+    /// Keep records so long, by the host's running time, or `none`. Records that are there already count as new where
+    /// nothing went by age before.
     #[arg(long, value_parser = or_none(duration))]
     keep_age: Option<Setting<Duration>>,
     /// Keep what one of these groups has not passed, or `none`: instead of those named before.
@@ -36,7 +36,8 @@ pub(crate) struct ConfigureArgs {
     /// Drop a tombstone once these groups have passed it, or `none`: tombstones stay.
     #[arg(long, value_delimiter = ',', value_name = "GROUP,…")]
     tombstones_until: Vec<Name>,
-    /// Keep an index of sealed segments, for `teeline log read --key`, and make those of what is sealed already; or remove them.
+    /// Keep an index of sealed segments, for `teeline log read --key`, and make those of what is sealed already; or
+    /// remove them.
     #[arg(long)]
     index_by_key: Option<Switch>,
     /// Say what would change, and change nothing.
