@@ -201,11 +201,12 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
 
     /// Tells of bytes that nothing reads and that are to be zero, the first of which lies at `at`.
     fn zeros(&mut self, path: &Path, at: u64, bytes: &[u8]) {
-        let Some(first) = bytes.iter().position(|&byte| byte != 0) else {
-            return;
-        };
-        let last = bytes.iter().rposition(|&byte| byte != 0).unwrap_or(first);
-        let bytes = at + first as u64..at + last as u64 + 1;
+        if let Some(bytes) = not_zero(at, bytes) {
+            self.not_zero(path, bytes);
+        }
+    }
+
+    fn not_zero(&mut self, path: &Path, bytes: Range<u64>) {
         let text = format!(
             "bytes {}..{} are not zero; nothing reads them",
             bytes.start, bytes.end
@@ -235,4 +236,11 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         }
         self.next_segment(dir)
     }
+}
+
+/// The smallest range around the bytes that are not zero, the first of all lying at `at`.
+fn not_zero(at: u64, bytes: &[u8]) -> Option<Range<u64>> {
+    let first = bytes.iter().position(|&byte| byte != 0)?;
+    let last = bytes.iter().rposition(|&byte| byte != 0)?;
+    Some(at + first as u64..at + last as u64 + 1)
 }

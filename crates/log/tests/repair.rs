@@ -503,3 +503,41 @@ fn a_page_that_ends_too_early_hides_no_damage() {
     assert_clean(&log, "repaired");
     world.process = world.disk.process();
 }
+
+/// What no record depends on: a sealed segment that is cut short is as long as it was again, and whatever stands in the
+/// segment to come is one finding.
+#[test]
+fn a_segment_cut_short_and_nonsense_in_the_next_one_are_found_once_and_mended() {
+    let mut world = written(1, Durability::SyncEachBatch);
+    let (log, topic) = open(&world.disk);
+    let (whole, _) = read(&topic);
+    let short = segments(&world.disk).swap_remove(1);
+    let bytes = world.disk.bytes(&short);
+    let used = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+    assert!(used < bytes.len());
+    world
+        .disk
+        .set_bytes(&short, &bytes[..used.next_multiple_of(8)]);
+    let next = Path::new(DIR).join("next.segment");
+    let nonsense: Vec<u8> = [vec![0; 100], vec![7; 700 << 10], vec![0; 50]].concat();
+    world.disk.set_bytes(&next, &nonsense);
+    let mut told = Vec::new();
+    verify(&log, None, |finding| {
+        told.push((finding.path.clone(), finding.bytes.clone()));
+    })
+    .unwrap();
+    let cut = used.next_multiple_of(8) as u64;
+    assert_eq!(
+        told,
+        [
+            (short.clone(), cut..cut),
+            (next.clone(), 100..100 + (700 << 10))
+        ]
+    );
+    let done = topic.repair(P0, true).unwrap();
+    assert!(done.is_sound() && done.mended.len() == 2, "{done:?}");
+    assert!(world.disk.bytes(&short) == bytes, "as long as it was");
+    assert_clean(&log, "mended");
+    assert!(read(&topic).0 == whole);
+    world.process = world.disk.process();
+}

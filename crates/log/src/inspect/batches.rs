@@ -1,10 +1,10 @@
 //! The segments: every batch, and what lies behind the last one of each.
 
-use std::path::Path;
+use std::{ops::Range, path::Path};
 
 use teeline_core::Offset;
 
-use super::{Check, Finding, Severity, page::Look};
+use super::{Check, Finding, Severity, not_zero, page::Look};
 use crate::{
     format::{snapshot::Cursor, state::State},
     partition::Partition,
@@ -166,13 +166,20 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         };
         let mut bytes = vec![0; STEP];
         let mut pos = 0;
+        let mut written: Option<Range<u64>> = None;
         loop {
             let count = file.read_at(pos, &mut bytes)?;
-            self.zeros(&path, pos, bytes.get(..count).unwrap_or_default());
+            if let Some(more) = not_zero(pos, bytes.get(..count).unwrap_or_default()) {
+                written = Some(written.map_or(more.start, |bytes| bytes.start)..more.end);
+            }
             pos += count as u64;
             if count < STEP {
-                return Ok(());
+                break;
             }
         }
+        if let Some(written) = written {
+            self.not_zero(&path, written);
+        }
+        Ok(())
     }
 }

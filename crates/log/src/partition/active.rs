@@ -27,7 +27,7 @@ const WRITE_AHEAD_STEP: u64 = 64 << 10;
 /// What is written at once.
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
-fn write_zeros(file: &dyn StorageFile, bytes: Range<u64>) -> Result<(), StorageError> {
+pub(super) fn write_zeros(file: &dyn StorageFile, bytes: Range<u64>) -> Result<(), StorageError> {
     let mut at = bytes.start;
     while at < bytes.end {
         let len = (bytes.end - at).min(ZEROS.len() as u64);

@@ -14,7 +14,7 @@ use std::{
 
 use teeline_core::{Offset, Partition as Number};
 
-use super::{Partition, appender::open_page, is_current};
+use super::{Partition, active::write_zeros, appender::open_page, is_current};
 use crate::{
     AppendError, Damage, Finding, ages,
     format::{
@@ -320,7 +320,8 @@ impl Partition {
         Ok(())
     }
 
-    /// Puts right what no record depends on. What is not done here, whoever opens the partition next does.
+    /// Puts right what no record depends on. What is not done here, the opening does that follows: words of the page, a
+    /// snapshot that cannot be read.
     fn mend(&self, finding: &Finding) -> Result<(), StorageError> {
         let (storage, path) = (self.storage(), &finding.path);
         let is = |other: PathBuf| *path == other;
@@ -329,6 +330,11 @@ impl Partition {
             .and_then(|stem| stem.to_str()?.parse().ok());
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("index") if let Some(base) = base => self.write_index_of(Offset(base)),
+            Some("log") if finding.bytes.is_empty() => {
+                let file = storage.open(path, Access::Write)?;
+                file.reserve(self.config.segment_bytes.into())?;
+                file.sync()
+            }
             Some("log") => self.blank(path, &finding.bytes),
             // They are made anew without it.
             Some("keys" | "segment") => remove_if_there(storage, path),
@@ -347,8 +353,7 @@ impl Partition {
     /// Writes zeros over bytes that nothing reads.
     fn blank(&self, path: &Path, bytes: &Range<u64>) -> Result<(), StorageError> {
         let file = self.storage().open(path, Access::Write)?;
-        let zeros = vec![0; usize::try_from(bytes.end - bytes.start).unwrap_or(0)];
-        file.write_at(bytes.start, &zeros)?;
+        write_zeros(&*file, bytes.clone())?;
         file.sync()
     }
 
