@@ -101,6 +101,25 @@ fn writers_in_other_processes_go_by_the_new_configuration() {
     assert_eq!(found, 80);
 }
 
+/// Repair makes indexes anew by the configuration of now, not of when the partition was opened.
+#[test]
+fn repair_goes_by_the_new_configuration() {
+    let disk = created(1, &config());
+    let mut process = Process::on(&disk, 0);
+    process.send(1..=30);
+    let done = process
+        .topic
+        .configure(|config| config.index_by_key = true, false);
+    assert!(done.unwrap().after.index_by_key);
+    let Process {
+        log, topic, writer, ..
+    } = process;
+    drop(writer);
+    topic.repair(P0, true).unwrap();
+    assert!(indexes(&disk) > 3);
+    drop(log);
+}
+
 #[test]
 fn a_policy_that_is_turned_on_later_is_gone_by() {
     let disk = created(1, &config());

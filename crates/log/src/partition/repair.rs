@@ -135,7 +135,7 @@ impl Partition {
                 appender.in_turn(|appender| appender.refresh_snapshots(Offset(u64::MAX)))
             })
         })?;
-        if self.config.index_by_key {
+        if self.asked.at_roll().index {
             self.index_keys()?;
         }
         Ok(survey.repaired)
