@@ -22,7 +22,9 @@ pub struct RepairedSource {
     /// Whether the file could be read. If not, the progress is found out from the source's records.
     pub is_readable: bool,
     /// The progress that stands, or would stand: as recorded, or as found out. Of the latter, `skipped` counts whatever is
-    /// accounted for and not in the log, and the end of the epoch counts as not witnessed.
+    /// accounted for and not in the log, and the end of the epoch counts as not witnessed. Its epoch is the latest that
+    /// stored anything: of a later one that began and stored nothing only the file knew, and an earlier one is no longer
+    /// fenced by it.
     pub progress: Progress,
     /// The largest sequence of that epoch that is in the log. Those behind `progress.through` are stored in part: they are
     /// recognised if they come again, and those that are not there are stored.
@@ -254,9 +256,12 @@ impl Stored {
     }
 }
 
-/// Adds a range, joining those that it touches.
+/// Adds a range, joining those that it touches. Numbers begin at 1, whatever a record says that no writer of ours wrote.
 fn add(ranges: &mut BTreeMap<u64, u64>, first: Sequence, last: Sequence) {
-    let (mut first, mut last) = (first.0, last.0);
+    let (mut first, mut last) = (first.0.max(1), last.0);
+    if last < first {
+        return;
+    }
     while let Some((start, end)) = ranges
         .range(..=last.saturating_add(1))
         .next_back()
@@ -284,6 +289,18 @@ mod tests {
     use teeline_core::Sequence;
 
     use super::{add, count};
+
+    #[test]
+    fn no_number_is_below_one() {
+        let mut ranges = BTreeMap::new();
+        add(&mut ranges, Sequence(0), Sequence(0));
+        assert!(ranges.is_empty());
+        add(&mut ranges, Sequence(0), Sequence(5));
+        assert_eq!((&ranges, count(&ranges, 3)), (&BTreeMap::from([(1, 5)]), 3));
+        add(&mut ranges, Sequence(0), Sequence(u64::MAX));
+        assert_eq!(ranges, BTreeMap::from([(1, u64::MAX)]));
+        assert_eq!(count(&ranges, u64::MAX), u64::MAX);
+    }
 
     #[test]
     fn ranges_hold_what_was_added_and_none_touches_another() {

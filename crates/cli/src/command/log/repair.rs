@@ -223,6 +223,10 @@ fn tell_source(done: &RepairedSource, out: &mut Output) -> Result<(), Failure> {
         if line.largest > line.through && !line.applied {
             out.line("  if its ring has released more than that, state --through: what is behind it and comes no more is told as lost")?;
         }
+        out.line(format_args!(
+            "  a later epoch that began and stored nothing is not known any more: writers of epoch {} are not refused for it",
+            line.epoch
+        ))?;
     }
     tell_mended(&line.mended, line.applied, out)
 }
