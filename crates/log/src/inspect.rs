@@ -18,7 +18,7 @@ use teeline_core::{Name, Offset, Partition as Number};
 use crate::{
     Log, ReadError, TopicError,
     partition::Partition,
-    segment,
+    recovery, segment,
     storage::{Storage, StorageError},
 };
 
@@ -229,12 +229,43 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         self.batches(partition, &segments, look, state.as_ref())?;
         for (number, base) in segments.iter().enumerate() {
             self.report.segments += 1;
-            self.index(dir, *base, partition.segment_bytes())?;
+            let looked = self.index(dir, *base, partition.segment_bytes());
+            self.unless_dropped(dir, *base, looked)?;
             if let Some(end) = segments.get(number + 1) {
-                self.keys(dir, *base, *end)?;
+                let looked = self.keys(dir, *base, *end);
+                self.unless_dropped(dir, *base, looked)?;
             }
         }
         self.next_segment(dir)
+    }
+
+    /// A segment that is not found is none that is missing if retention has taken it meanwhile.
+    fn unless_dropped(
+        &self,
+        dir: &Path,
+        base: Offset,
+        looked: Result<(), StorageError>,
+    ) -> Result<(), StorageError> {
+        match looked {
+            Err(error) if self.dropped_up_to(dir, base, &error)?.is_none() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// After an error: where the log begins now, if what was not found began in front of that.
+    fn dropped_up_to(
+        &self,
+        dir: &Path,
+        base: Offset,
+        error: &StorageError,
+    ) -> Result<Option<Offset>, StorageError> {
+        if !error.is_not_found() {
+            return Ok(None);
+        }
+        let state = recovery::read_state(self.storage, dir)?.ok();
+        Ok(state
+            .map(|state| state.log_start)
+            .filter(|start| *start > base))
     }
 }
 

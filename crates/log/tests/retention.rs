@@ -533,3 +533,41 @@ fn a_roll_by_age_is_heard_of_by_other_writers() {
     let report = teeline_log::verify(&other, None, |_| {}).unwrap();
     assert_eq!((report.damages, report.records), (0, 7));
 }
+
+/// Retention in another process takes segments that verification has listed and not read yet: they are not missing.
+#[test]
+fn what_retention_takes_meanwhile_verification_does_not_miss() {
+    for kept in 1..6 {
+        let mut world = World::new(1, config(Retention::default()), 1);
+        world.open().unwrap();
+        append(&mut world, 120);
+        world.sync(0).unwrap();
+        let paths = segments(&world);
+        assert!(paths.len() > 6);
+        // A note, told when the walk goes from this segment to the next.
+        let mut bytes = world.disk.bytes(&paths[0]);
+        *bytes.last_mut().unwrap() = 1;
+        world.disk.set_bytes(&paths[0], &bytes);
+        let other = Log::open_on(world.disk.process(), ROOT, &options()).unwrap();
+        let theirs = other.topic(&topic_name()).unwrap();
+        let log = Log::open_on(world.disk.process(), ROOT, &options()).unwrap();
+        let mut told = Vec::new();
+        let report = teeline_log::verify(&log, None, |finding| {
+            if told.is_empty() {
+                let few = Retention {
+                    bytes: Some(kept * 4096),
+                    ..Retention::default()
+                };
+                retain(&theirs, &few);
+            }
+            told.push(finding.clone());
+        })
+        .unwrap();
+        let left = segments(&world);
+        assert!(left.len() < paths.len() - 1, "{left:?}");
+        assert_eq!((report.damages, told.len()), (0, 1), "{told:?}");
+        assert_eq!(told[0].path, paths[0]);
+        let after = teeline_log::verify(&log, None, |finding| panic!("{finding}")).unwrap();
+        assert!(report.records > after.records, "{report:?}, {after:?}");
+    }
+}

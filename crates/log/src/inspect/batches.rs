@@ -10,7 +10,7 @@ use crate::{
     partition::Partition,
     recovery,
     segment::{self, SegmentReader, Walk},
-    storage::{Access, StorageError},
+    storage::{Access, Storage, StorageError},
 };
 
 impl<F: FnMut(&Finding)> Check<'_, F> {
@@ -28,18 +28,6 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             self.found(Severity::Damage, dir, 0..0, "there is no segment");
             return Ok(());
         };
-        let mut start = Cursor {
-            offset: *first,
-            segment: *first,
-            ..Cursor::START
-        };
-        if *first > Offset(0)
-            && let Ok((header, _)) = SegmentReader::open(self.storage, dir, *first)?.batch(0)?
-        {
-            // The batch before it is no longer kept.
-            start.previous = header.previous;
-        }
-        let mut walk = Walk::from(self.storage, dir, start)?;
         let mut believed = match &look {
             Some(look) => partition.believed(look.end, look.durable, state)?,
             None => (None, Offset(0)),
@@ -51,7 +39,17 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             // Nobody has appended in between: it is the page that is wrong.
             believed.0 = None;
         }
-        self.walk(dir, &mut walk, state, believed)?;
+        let mut first = *first;
+        let mut walk = loop {
+            let walked = begin(self.storage, dir, first).and_then(|mut walk| {
+                self.walk(dir, &mut walk, state, believed)?;
+                Ok(walk)
+            });
+            match walked {
+                Ok(walk) => break walk,
+                Err(error) => first = self.kept_behind(dir, first, error)?,
+            }
+        };
         let end = walk.cursor();
         // What stands behind the end of a living writer is his business.
         let is_still = match look {
@@ -66,6 +64,20 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             self.tail(dir, &mut walk)?;
         }
         Ok(())
+    }
+
+    /// Where to go on after a segment was not found, if retention has taken it meanwhile, with all in front of it.
+    fn kept_behind(
+        &self,
+        dir: &Path,
+        first: Offset,
+        error: StorageError,
+    ) -> Result<Offset, StorageError> {
+        let Some(log_start) = self.dropped_up_to(dir, first, &error)? else {
+            return Err(error);
+        };
+        let mut kept = segment::list(self.storage, dir)?.into_iter();
+        kept.find(|base| *base >= log_start).ok_or(error)
     }
 
     /// Counts every batch and tells of every damage, up to the log end.
@@ -87,7 +99,8 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
                     self.report.records += u64::from(header.count);
                     self.report.bytes += u64::from(header.length);
                     if walk.cursor().segment != from.segment {
-                        self.rest(dir, &from)?;
+                        let looked = self.rest(dir, &from);
+                        self.unless_dropped(dir, from.segment, looked)?;
                     }
                     continue;
                 }
@@ -95,7 +108,8 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             };
             let end = walk.cursor();
             if end.segment != from.segment {
-                self.rest(dir, &from)?;
+                let looked = self.rest(dir, &from);
+                self.unless_dropped(dir, from.segment, looked)?;
             }
             if page_end.is_some_and(|page_end| end.offset >= page_end) {
                 return Ok(());
@@ -182,4 +196,24 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         }
         Ok(())
     }
+}
+
+/// A walk from the first batch of a segment.
+fn begin<'a>(
+    storage: &'a dyn Storage,
+    dir: &'a Path,
+    first: Offset,
+) -> Result<Walk<'a>, StorageError> {
+    let mut start = Cursor {
+        offset: first,
+        segment: first,
+        ..Cursor::START
+    };
+    if first > Offset(0)
+        && let Ok((header, _)) = SegmentReader::open(storage, dir, first)?.batch(0)?
+    {
+        // The batch before it is no longer kept.
+        start.previous = header.previous;
+    }
+    Walk::from(storage, dir, start)
 }
