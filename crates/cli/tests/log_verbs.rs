@@ -393,6 +393,64 @@ fn verify_is_content_with_a_sound_log_and_says_no_to_a_damaged_one() {
     assert!(complaint.contains(path.to_str().unwrap()), "{complaint}");
 }
 
+/// HAZARDS LG-02, as an operator meets it: whichever file a bit is flipped in, the verb names the file and the bytes, and its
+/// status says whether that is damage.
+#[test]
+fn verify_names_the_file_and_the_bytes_of_a_flipped_bit() {
+    let place = Place::filled();
+    let root = place.root();
+    place.log.close().unwrap();
+    let verify = || teeline(["log", "verify", "--json"]).arg(&root).run();
+    let sound = verify();
+    assert_eq!((sound.status, sound.objects().len()), (0, 1), "{sound:?}");
+    let partition = root.join("fills/1");
+    let segment = segment(&root);
+    let end = fs::metadata(&segment).unwrap().len() - 1;
+    let page_end = u64::try_from(Word::End.file_pos() + 6).unwrap();
+    let progress = root.join("sources/gw1.fills.progress");
+    for (path, at, severity) in [
+        (segment.clone(), 70, "damage"),
+        (segment, end, "note"),
+        (root.join("fills/topic.toml"), 3, "damage"),
+        (partition.join("state"), 33, "note"),
+        (partition.join("state"), 4096 + 33, "note"),
+        (partition.join("state"), 1000, "note"),
+        (partition.join("producers.snapshot.b"), 9, "note"),
+        (partition.join("watermark"), page_end, "note"),
+        (partition.join("watermark"), 2000, "note"),
+        (progress, 1000, "note"),
+    ] {
+        let what = format!("{} at {at}", path.display());
+        let flip = || {
+            let file = OpenOptions::new().read(true).write(true).open(&path);
+            let (file, mut byte) = (file.unwrap(), [0]);
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+        };
+        flip();
+        let ran = verify();
+        flip();
+        let is_damage = severity == "damage";
+        let status = i32::from(is_damage);
+        assert_eq!((ran.status, &*ran.stderr), (status, ""), "{what}: {ran:?}");
+        let mut objects = ran.objects();
+        let sum = objects.pop().unwrap();
+        assert_eq!(sum["damages"], u64::from(is_damage), "{what}: {ran:?}");
+        let mut named = false;
+        for finding in objects {
+            // An index that points to what is damaged is noted, too.
+            let is_here = finding["path"] == path.to_str().unwrap();
+            assert!(is_here || finding["finding"] == "note", "{what}: {finding}");
+            let place = |key: &str| finding[key].as_u64().unwrap();
+            named |= is_here
+                && finding["finding"] == severity
+                && (place("file_start")..place("file_end")).contains(&at);
+        }
+        assert!(named, "{what}: {ran:?}");
+    }
+    assert_eq!(verify().status, 0);
+}
+
 #[test]
 fn what_is_no_log_or_not_in_it_is_refused_in_one_line() {
     let place = Place::filled();
