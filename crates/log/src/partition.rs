@@ -431,10 +431,12 @@ impl Partition {
             return Ok(None);
         };
         // Outside of all locks: others append meanwhile, and one sync serves all who wait.
-        if let Some(written) = written {
-            answer.durable = self.commit(&syncer, &written)?;
-        }
+        let committed = written.map(|written| self.commit(&syncer, &written));
+        // Whatever became of that: nobody wishes for it again.
         self.grant(wishes)?;
+        if let Some(durable) = committed {
+            answer.durable = durable?;
+        }
         Ok(Some(answer))
     }
 

@@ -58,7 +58,8 @@ pub(crate) fn list(storage: &dyn Storage, dir: &Path) -> Result<Vec<Offset>> {
 pub(crate) struct SegmentReader {
     base: Offset,
     file: Arc<dyn StorageFile>,
-    /// Where what was ever written ended before anything was read here: what the kernel reads ahead is not to count.
+    /// Where what was ever written ended before anything was read here, if that was asked: what the kernel reads ahead is not
+    /// to count.
     written_end: u64,
     buffer: Vec<u8>,
     /// How much of the buffer was read, and from where.
@@ -80,11 +81,10 @@ const READ_BYTES_MAX: usize = 256 << 10;
 
 impl SegmentReader {
     pub(crate) fn open(storage: &dyn Storage, dir: &Path, base: Offset) -> Result<Self> {
-        let file = storage.open(&log_path(dir, base), Access::Read)?;
         Ok(Self {
             base,
-            written_end: file.written_end()?,
-            file,
+            file: storage.open(&log_path(dir, base), Access::Read)?,
+            written_end: u64::MAX,
             buffer: Vec::new(),
             filled: 0,
             buffer_pos: 0,
@@ -93,6 +93,13 @@ impl SegmentReader {
             mapped: None,
             unmappable: false,
         })
+    }
+
+    /// The same, for somebody who looks for what is written behind the end.
+    fn open_to_the_tail(storage: &dyn Storage, dir: &Path, base: Offset) -> Result<Self> {
+        let mut reader = Self::open(storage, dir, base)?;
+        reader.written_end = reader.file.written_end()?;
+        Ok(reader)
     }
 
     /// Says whether the bytes that are asked for next are settled. Then they come from the mapped file, where they are.
@@ -261,7 +268,7 @@ impl<'a> Walk<'a> {
             storage,
             dir,
             segments: list(storage, dir)?,
-            reader: SegmentReader::open(storage, dir, cursor.segment)?,
+            reader: SegmentReader::open_to_the_tail(storage, dir, cursor.segment)?,
             cursor,
             before: cursor,
         })
@@ -314,7 +321,7 @@ impl<'a> Walk<'a> {
 
     /// Goes on at the start of another segment.
     fn enter(&mut self, base: Offset) -> Result<()> {
-        self.reader = SegmentReader::open(self.storage, self.dir, base)?;
+        self.reader = SegmentReader::open_to_the_tail(self.storage, self.dir, base)?;
         self.cursor.segment = base;
         self.cursor.file_pos = 0;
         Ok(())

@@ -227,7 +227,8 @@ impl Appender {
         })
     }
 
-    /// Runs `f` with the turn to sync held. If whoever had it before died with it, that is seen to first.
+    /// Runs `f` with the turn to sync held, unless a sync has failed. If whoever had it before died with it, that is seen to
+    /// first.
     pub(super) fn in_turn<T>(
         &mut self,
         f: impl FnOnce(&mut Self) -> Result<T, AppendError>,
@@ -236,6 +237,11 @@ impl Appender {
             return f(self);
         }
         self.in_turn_as_found(|appender, doubtful| {
+            if appender.page.load(Word::Stopped) != 0 {
+                // After the partition's lock was taken. The kernel has told of that failure: the next sync would succeed.
+                appender.stopped = true;
+                return Err(appender.refusal());
+            }
             if doubtful {
                 appender.write_again()?;
             }

@@ -120,7 +120,8 @@ impl Appender {
     }
 
     fn checkpoint_in_turn(&mut self, clean: bool) -> Result<(), AppendError> {
-        if self.is_far_from_checkpoint() {
+        let far = self.is_far_from_checkpoint();
+        if far {
             // Too far from the one that would be left beside it.
             self.refresh_snapshots(Offset(u64::MAX))?;
         }
@@ -142,7 +143,12 @@ impl Appender {
             durable: self.durable,
             recovery: self.end,
             ..self.state
-        })
+        })?;
+        if far {
+            // Both snapshots are of here.
+            self.checkpoint_gap = 0;
+        }
+        Ok(())
     }
 
     pub(super) fn close(&mut self) -> Result<(), AppendError> {
@@ -181,11 +187,18 @@ impl Appender {
     /// Before a batch of `len` bytes: sees to it that an opening never scans more than it may, and that recovery
     /// points are close to each other. Mostly they are taken aside; if that cannot keep up, it is done here.
     pub(super) fn keep_scan_short(&mut self, len: u64) -> Result<(), AppendError> {
-        let since = self.since_checkpoint();
         let being_taken = self.syncer.takes_checkpoint();
+        if !being_taken {
+            // It may have been done a moment ago.
+            self.take_in_state()?;
+        }
+        let since = self.since_checkpoint();
         let most = if being_taken {
             // It stands where it is close to the last one, wherever the log end is by now.
-            self.config.durability.scan_bytes_max() - self.checkpoint_gap
+            self.config
+                .durability
+                .scan_bytes_max()
+                .saturating_sub(self.checkpoint_gap)
         } else {
             self.checkpoint_bytes()
         };
@@ -289,8 +302,8 @@ impl Partition {
     }
 
     /// Syncs what has waited for half the time that it may, so that all is done when the whole time is over. Waits for
-    /// nobody who lives, since other partitions are to be synced in time, too: whoever is in the way syncs what is due
-    /// himself, and is asked again a quarter of the time later.
+    /// nobody who lives, since other partitions are to be synced in time, too: if somebody is syncing, or a thread of this
+    /// process appends, it is tried again a quarter of the time later.
     pub(crate) fn sync_if_due(&self, interval: Duration) -> Result<(), AppendError> {
         let (syncer, written) = {
             let Some(mut slot) = self.try_appender() else {
@@ -308,7 +321,12 @@ impl Partition {
             if appender.syncer.age() < interval / 2 {
                 return Ok(());
             }
-            appender.locked(|appender| Ok((Arc::clone(&appender.syncer), appender.written()?)))?
+            let written = match appender.locked(|appender| Ok(appender.written()?)) {
+                // Whoever has the partition may be frozen. What this process knows of is synced without him.
+                Err(AppendError::Busy { .. }) => appender.written()?,
+                written => written?,
+            };
+            (Arc::clone(&appender.syncer), written)
         };
         if syncer.commit(&written, Duration::ZERO)?.is_none() {
             self.commit(&syncer, &written)?;
@@ -388,33 +406,119 @@ pub(super) fn put_snapshot(
 
 #[cfg(test)]
 mod tests {
-    use teeline_core::{Offset, Partition, Sequence};
+    use std::{io, sync::Arc, time::Duration};
 
-    use crate::{NewRecord, fake::written_topic, format::state::State, recovery};
+    use teeline_core::{Epoch, Offset, Partition, Sequence};
+
+    use crate::{
+        AppendError, Durability, Log, LogOptions, NewRecord, Succession, TopicConfig, Writer,
+        fake::{FakeDisk, written_topic},
+        format::state::State,
+        partition, recovery,
+        storage::StorageError,
+    };
+
+    const P0: Partition = Partition(0);
+
+    fn append(writer: &mut Writer, topic: &crate::Topic, number: u64) -> Result<(), AppendError> {
+        let record = NewRecord::data(Sequence(number), 1, None, &[7; 100]);
+        writer.append(topic, P0, &[record]).map(drop)
+    }
+
+    /// What another process knows of the partition.
+    fn elsewhere(disk: &FakeDisk) -> Arc<partition::Partition> {
+        let log = Log::open_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+        let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+        topic.partition(P0).unwrap()
+    }
 
     /// Whoever appends has the appender and the lock most of the time, and is not to be waited for, nor to wait.
     #[test]
     fn a_recovery_point_is_taken_while_somebody_else_has_the_partition() {
         let (disk, topic, mut writer) = written_topic(1 << 20);
-        let mut append = |number| {
-            let record = NewRecord::data(Sequence(number), 1, None, &[7; 100]);
-            writer.append(&topic, Partition(0), &[record]).unwrap();
-        };
-        append(1);
-        append(2);
-        let partition = topic.partition(Partition(0)).unwrap();
+        append(&mut writer, &topic, 1).unwrap();
+        append(&mut writer, &topic, 2).unwrap();
+        let partition = topic.partition(P0).unwrap();
         let planned = partition
             .with_appender(|appender| appender.locked(|appender| Ok(appender.plan_checkpoint()?)))
             .unwrap();
-        append(3);
+        append(&mut writer, &topic, 3).unwrap();
         let held = partition.hold().unwrap();
         partition.checkpoint_aside(&planned).unwrap();
         drop(held);
         let bytes = disk.bytes(&recovery::state_path(partition.dir()));
         let state = State::newest(&bytes).unwrap();
         assert_eq!(state.recovery.offset, Offset(2));
-        append(4);
+        append(&mut writer, &topic, 4).unwrap();
         let seen = partition.with_appender(|appender| Ok(appender.state));
         assert_eq!(seen.unwrap(), state);
+    }
+
+    /// HAZARDS LG-09: a sync of somebody else fails after the lock was taken here. The kernel has told of it, so a sync here
+    /// would succeed, and is not made.
+    #[test]
+    fn who_comes_to_sync_after_a_failed_sync_is_refused() {
+        let (disk, topic, mut writer) = written_topic(1 << 20);
+        append(&mut writer, &topic, 1).unwrap();
+        let here = topic.partition(P0).unwrap();
+        let other = elsewhere(&disk);
+        other.recover().unwrap();
+        let done = here.with_appender(|appender| {
+            appender.locked(|appender| {
+                let failed = StorageError::new("/dev/sda", io::ErrorKind::Other, "it failed");
+                other.with_appender(|other| {
+                    drop(other.syncer.stop(failed));
+                    Ok(())
+                })?;
+                appender.in_turn(|_| Ok(()))
+            })
+        });
+        assert!(matches!(done, Err(AppendError::Stopped { .. })), "{done:?}");
+    }
+
+    /// What is due is synced although a process that has the partition's lock stands still.
+    #[test]
+    fn a_frozen_process_keeps_nothing_from_being_synced_in_time() {
+        const INTERVAL: Duration = Duration::from_secs(1);
+        let disk = FakeDisk::new(1);
+        let log = Log::create_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+        let config = TopicConfig {
+            durability: Durability::SyncEvery(INTERVAL),
+            ..TopicConfig::default()
+        };
+        let topic = log
+            .create_topic(&"fills".parse().unwrap(), &config)
+            .unwrap();
+        let source = "gw1.fills".parse().unwrap();
+        let mut writer = log
+            .writer(&source, Epoch(1), Succession::AfterDrain)
+            .unwrap();
+        append(&mut writer, &topic, 1).unwrap();
+        let here = topic.partition(P0).unwrap();
+        let frozen = elsewhere(&disk);
+        let _held = frozen.hold().unwrap();
+        disk.advance(INTERVAL);
+        assert_eq!(here.durable().unwrap(), Offset(0));
+        here.sync_if_due(INTERVAL).unwrap();
+        assert_eq!(here.durable().unwrap(), Offset(1));
+    }
+
+    /// An append that was written and could not be synced in time has the next segment made all the same: nobody asks for
+    /// it again.
+    #[test]
+    fn what_an_append_wishes_for_is_done_though_its_sync_takes_too_long() {
+        let (disk, topic, mut writer) = written_topic(4096);
+        let here = topic.partition(P0).unwrap();
+        let next = recovery::next_segment_path(here.dir());
+        for number in 1..=5 {
+            append(&mut writer, &topic, number).unwrap();
+        }
+        assert!(!disk.files(&next).contains(&next));
+        let done = elsewhere(&disk).with_appender(|other| {
+            let _turn = other.syncer.turn(Duration::ZERO)?;
+            append(&mut writer, &topic, 6)
+        });
+        assert!(matches!(done, Err(AppendError::Busy { .. })), "{done:?}");
+        assert!(disk.files(&next).contains(&next));
     }
 }

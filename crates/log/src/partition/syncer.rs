@@ -53,6 +53,7 @@ impl CheckpointUnderway {
 
 impl Drop for CheckpointUnderway {
     fn drop(&mut self) {
+        // SYNC checkpoint-done: pairs with the acquire load in `takes_checkpoint`; publishes the slot's number in the page.
         self.0.takes_checkpoint.store(false, Ordering::Release);
     }
 }
@@ -143,6 +144,7 @@ impl Syncer {
 
     /// Whether a recovery point is being taken aside.
     pub(super) fn takes_checkpoint(&self) -> bool {
+        // SYNC checkpoint-done: pairs with the release store in `CheckpointUnderway::drop`.
         self.takes_checkpoint.load(Ordering::Acquire)
     }
 
@@ -323,7 +325,8 @@ impl Syncer {
     }
 
     /// A sync failed: nothing more is acknowledged by anyone until the partition is reopened. Called with the lock
-    /// under which it failed held, so that the word stands before anybody else can acknowledge.
+    /// under which it failed held, so that the word stands before anybody else can acknowledge; or without, if nobody has
+    /// written to that file yet.
     pub(super) fn stop(&self, error: StorageError) -> AppendError {
         let told = self
             .page
