@@ -234,7 +234,8 @@ pub(crate) fn read_identity(storage: &dyn Storage, root: &Path) -> Result<LogId,
         .map_err(|error: LogIdError| malformed(error.to_string()))
 }
 
-/// An open log. Clones are the same log.
+/// An open log. Clones are the same log. When the last one is dropped, what threads do aside is finished first, so that
+/// nothing changes in the directory any more.
 #[derive(Debug, Clone)]
 pub struct Log {
     shared: Arc<Shared>,
@@ -245,6 +246,12 @@ struct Shared {
     id: LogId,
     env: Arc<Env>,
     topics: Mutex<BTreeMap<Name, Topic>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.env.helper.finish();
+    }
 }
 
 impl Log {
@@ -596,12 +603,14 @@ impl Log {
         topic.reader(partition, from)
     }
 
-    /// Closes every partition that this log appended to: syncs it and leaves the mark that spares the next opening
-    /// its scan for a torn tail. Dropping without it is safe.
+    /// Closes every partition that this log appended to: finishes what threads do aside for it, syncs it and leaves the mark
+    /// that spares the next opening its scan for a torn tail. Dropping without it is safe.
     ///
     /// # Errors
     /// When a partition could not be closed; the others are.
     pub fn close(&self) -> Result<(), AppendError> {
+        // What is done aside would open them again.
+        self.shared.env.helper.finish();
         let topics: Vec<Topic> = self.opened_topics().values().cloned().collect();
         let closed: Vec<_> = topics.iter().map(Topic::close).collect();
         closed.into_iter().collect()

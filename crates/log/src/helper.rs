@@ -131,6 +131,15 @@ impl Helper {
         Ok(())
     }
 
+    /// Waits until what was begun is done. More may come: others may still have a topic of the log.
+    pub(crate) fn finish(&self) {
+        for slot in [&self.durability, &self.space] {
+            // Not under the lock: what is being done may ask for more.
+            let thread = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+            drop(thread);
+        }
+    }
+
     /// Sees to it from now on that what is written to a partition is synced within `interval`.
     pub(crate) fn watch(
         &self,
