@@ -1,35 +1,174 @@
-//! The same batches into other embedded logs. Each is set up as its documents say for the regime; none of them knows
-//! duplicates, and what it promises is its own.
+//! The same batches into teeline's log, into bare files, and into other embedded logs. Each is set up as its documents say
+//! for the regime; none of the others knows duplicates, and what it promises is its own.
 
-use std::{env, fs::File, path::Path};
+use std::{env, fs::File, os::unix::fs::FileExt, path::Path};
 
 use commitlog::{CommitLog, message::MessageBuf, message::MessageSet};
 use okaywal::{ChunkRecord, LogVoid, WriteAheadLog};
 use rusqlite::Connection;
+use teeline_core::{Epoch, Offset, Partition, Sequence, SourceName};
+use teeline_log::{Durability, Log, LogOptions, NewRecord, Succession, Topic, TopicConfig, Writer};
 use walrus_rust::{FsyncSchedule, ReadConsistency, Walrus};
 
-use crate::{BATCH, VALUE_BYTES, value};
+use crate::{BATCH, BATCHES, Make, VALUE_BYTES, value};
+
+/// The values of a batch.
+type Values = [[u8; VALUE_BYTES]; BATCH];
 
 /// A log that takes batches.
 pub(crate) trait Peer {
-    fn append(&mut self, values: &[[u8; VALUE_BYTES]; BATCH]);
+    /// Appends the values of the records from number `first` on.
+    fn append(&mut self, first: u64, values: &Values);
 
-    /// Asserts that the batch that begins with the value of `first`, the last one, can be read.
-    fn check_last(&mut self, first: u64);
+    /// Asserts that what was appended can be read: all of it, or the last batch, or what can be got at. `last` is the number
+    /// of the last record.
+    fn check(&mut self, last: u64);
 }
 
-/// The peers of a regime, each in `folder`.
-pub(crate) fn peers(folder: &Path, sync: bool) -> Vec<(&'static str, Box<dyn Peer>)> {
-    let mut peers: Vec<(&'static str, Box<dyn Peer>)> = vec![
-        ("commitlog", Box::new(Commit::new(folder, sync))),
-        ("walrus", Box::new(Wal::new(folder, sync))),
-        ("SQLite, WAL", Box::new(Sqlite::new(folder, sync))),
+/// Those of a regime.
+pub(crate) fn of(sync: bool) -> Vec<(&'static str, Make)> {
+    let mut peers: Vec<(&'static str, Make)> = vec![
+        ("teeline", |folder, sync| {
+            Box::new(Teeline::new(folder, sync))
+        }),
+        ("bare, growing", |folder, sync| {
+            Box::new(Bare::new(folder, sync))
+        }),
+        ("commitlog", |folder, sync| {
+            Box::new(Commit::new(folder, sync))
+        }),
+        ("walrus", |folder, sync| Box::new(Wal::new(folder, sync))),
+        ("SQLite, WAL", |folder, sync| {
+            Box::new(Sqlite::new(folder, sync))
+        }),
     ];
     if sync {
+        peers.push(("bare, written ahead", |folder, sync| {
+            Box::new(Bare::written_ahead(folder, sync))
+        }));
         // It knows no other regime.
-        peers.push(("okaywal", Box::new(Okay::new(folder))));
+        peers.push(("okaywal", |folder, _| Box::new(Okay::new(folder))));
     }
     peers
+}
+
+/// A log with one partition.
+struct Teeline {
+    log: Log,
+    topic: Topic,
+    writer: Writer,
+}
+
+impl Teeline {
+    fn new(folder: &Path, sync: bool) -> Self {
+        // The figures are of the log, wherever the build folder is.
+        let options = LogOptions {
+            any_filesystem: true,
+            ..LogOptions::default()
+        };
+        let log = Log::create(folder.join("log"), &options).unwrap();
+        let durability = if sync {
+            Durability::SyncEachBatch
+        } else {
+            Durability::LeaveToOs
+        };
+        let config = TopicConfig {
+            durability,
+            ..TopicConfig::default()
+        };
+        let topic = log
+            .create_topic(&"bench".parse().unwrap(), &config)
+            .unwrap();
+        let source: SourceName = "bench".parse().unwrap();
+        let writer = log
+            .writer(&source, Epoch(1), Succession::default())
+            .unwrap();
+        Self { log, topic, writer }
+    }
+}
+
+impl Peer for Teeline {
+    fn append(&mut self, first: u64, values: &Values) {
+        let records: [_; BATCH] = core::array::from_fn(|place| {
+            NewRecord::data(Sequence(first + place as u64), 1, None, &values[place])
+        });
+        let answer = self
+            .writer
+            .append(&self.topic, Partition(0), &records)
+            .unwrap();
+        assert!(answer.is_settled());
+    }
+
+    fn check(&mut self, last: u64) {
+        let mut reader = self
+            .log
+            .reader(&self.topic, Partition(0), Offset(0))
+            .unwrap();
+        let mut next = 1;
+        while next <= last {
+            let read = reader
+                .poll(BATCH, |record| {
+                    assert_eq!(record.identity.unwrap().sequence, Sequence(next));
+                    assert!(*record.value == value(next), "record {next} differs");
+                    next += 1;
+                })
+                .unwrap();
+            assert!(read > 0, "record {next} of {last} is missing");
+        }
+    }
+}
+
+/// A plain file that takes the same bytes.
+struct Bare {
+    file: File,
+    end: u64,
+    sync: bool,
+}
+
+impl Bare {
+    fn new(folder: &Path, sync: bool) -> Self {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(folder.join("bare"));
+        Self {
+            file: file.unwrap(),
+            end: 0,
+            sync,
+        }
+    }
+
+    fn written_ahead(folder: &Path, sync: bool) -> Self {
+        let bare = Self::new(folder, sync);
+        let zeros = [0; BATCH * VALUE_BYTES];
+        for batch in 0..BATCHES {
+            let file_pos = batch * zeros.len() as u64;
+            bare.file.write_all_at(&zeros, file_pos).unwrap();
+        }
+        bare.file.sync_all().unwrap();
+        bare
+    }
+}
+
+impl Peer for Bare {
+    fn append(&mut self, _first: u64, values: &Values) {
+        let bytes = values.as_flattened();
+        self.file.write_all_at(bytes, self.end).unwrap();
+        if self.sync {
+            self.file.sync_data().unwrap();
+        }
+        self.end += bytes.len() as u64;
+    }
+
+    fn check(&mut self, last: u64) {
+        for number in 1..=last {
+            let mut found = [0; VALUE_BYTES];
+            let file_pos = (number - 1) * VALUE_BYTES as u64;
+            self.file.read_exact_at(&mut found, file_pos).unwrap();
+            assert_eq!(found, value(number));
+        }
+    }
 }
 
 /// commitlog never syncs: the sync is done here, of the segment that is written.
@@ -43,7 +182,7 @@ impl Commit {
         let dir = folder.join("commitlog");
         let mut options = commitlog::LogOptions::new(&dir);
         // One segment: which file to sync stays known.
-        options.segment_max_bytes(64 << 30);
+        options.segment_max_bytes(1 << 30);
         options.index_max_items(100_000_000);
         let log = CommitLog::new(options).unwrap();
         let segment = sync.then(|| {
@@ -56,7 +195,7 @@ impl Commit {
 }
 
 impl Peer for Commit {
-    fn append(&mut self, values: &[[u8; VALUE_BYTES]; BATCH]) {
+    fn append(&mut self, _first: u64, values: &Values) {
         let mut batch = MessageBuf::default();
         for value in values {
             batch.push(value).unwrap();
@@ -68,7 +207,8 @@ impl Peer for Commit {
         }
     }
 
-    fn check_last(&mut self, first: u64) {
+    fn check(&mut self, last: u64) {
+        let first = last - BATCH as u64 + 1;
         let from = self.log.next_offset() - BATCH as u64;
         let limit = commitlog::ReadLimit::max_bytes(1 << 20);
         let read = self.log.read(from, limit).unwrap();
@@ -82,7 +222,6 @@ impl Peer for Commit {
 
 struct Wal {
     wal: Walrus,
-    appended: u64,
 }
 
 impl Wal {
@@ -97,33 +236,22 @@ impl Wal {
             FsyncSchedule::NoFsync
         };
         let wal = Walrus::with_consistency_and_schedule(ReadConsistency::StrictlyAtOnce, schedule);
-        Self {
-            wal: wal.unwrap(),
-            appended: 0,
-        }
+        Self { wal: wal.unwrap() }
     }
 }
 
 impl Peer for Wal {
-    fn append(&mut self, values: &[[u8; VALUE_BYTES]; BATCH]) {
+    fn append(&mut self, _first: u64, values: &Values) {
         let batch: Vec<&[u8]> = values.iter().map(<[u8; VALUE_BYTES]>::as_slice).collect();
         self.wal
             .batch_append_for_topic(Self::TOPIC, &batch)
             .unwrap();
-        self.appended += BATCH as u64;
     }
 
-    /// It reads from the start only: the first batch has to do, while it is the last.
-    fn check_last(&mut self, first: u64) {
-        if self.appended > BATCH as u64 {
-            return;
-        }
-        for number in first..first + BATCH as u64 {
-            let entry = self.wal.read_next(Self::TOPIC, false).unwrap();
-            if number == first {
-                assert_eq!(entry.unwrap().data, value(number));
-            }
-        }
+    /// It reads from the start only, and without a mark the same entry again: the first one has to do.
+    fn check(&mut self, _last: u64) {
+        let entry = self.wal.read_next(Self::TOPIC, false).unwrap();
+        assert_eq!(entry.unwrap().data, value(1));
     }
 }
 
@@ -149,7 +277,7 @@ impl Sqlite {
 }
 
 impl Peer for Sqlite {
-    fn append(&mut self, values: &[[u8; VALUE_BYTES]; BATCH]) {
+    fn append(&mut self, _first: u64, values: &Values) {
         let transaction = self.connection.transaction().unwrap();
         {
             let mut insert = transaction
@@ -162,7 +290,8 @@ impl Peer for Sqlite {
         transaction.commit().unwrap();
     }
 
-    fn check_last(&mut self, first: u64) {
+    fn check(&mut self, last: u64) {
+        let first = last - BATCH as u64 + 1;
         let mut select = self
             .connection
             .prepare_cached("SELECT value FROM log ORDER BY position DESC LIMIT ?1")
@@ -191,7 +320,7 @@ impl Okay {
 }
 
 impl Peer for Okay {
-    fn append(&mut self, values: &[[u8; VALUE_BYTES]; BATCH]) {
+    fn append(&mut self, _first: u64, values: &Values) {
         self.last.clear();
         let mut entry = self.log.begin_entry().unwrap();
         for value in values {
@@ -200,7 +329,8 @@ impl Peer for Okay {
         entry.commit().unwrap();
     }
 
-    fn check_last(&mut self, first: u64) {
+    fn check(&mut self, last: u64) {
+        let first = last - BATCH as u64 + 1;
         use std::io::Read as _;
         assert_eq!(self.last.len(), BATCH);
         for (number, record) in (first..).zip(&self.last) {
