@@ -307,7 +307,7 @@ impl StorageFile for DiskFile {
     }
 
     fn sync(&self) -> Result<()> {
-        file::sync_data(&self.file, &self.path).map_err(|error| lift(error).of_sync())
+        Ok(file::sync_data(&self.file, &self.path)?)
     }
 
     fn map(&self) -> Option<Box<dyn MappedFile>> {

@@ -346,8 +346,7 @@ impl StorageFile for FakeHandle {
         self.shared
             .announce(&Step::new(Operation::Sync, &self.path));
         let mut world = self.shared.lock();
-        let failed = world.step(self.pid, Operation::Sync, &self.path)?;
-        match failed.map(StorageError::of_sync) {
+        match world.step(self.pid, Operation::Sync, &self.path)? {
             None => {
                 world.file(self.node).sync(mark);
                 Ok(())

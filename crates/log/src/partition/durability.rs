@@ -401,7 +401,7 @@ pub(super) fn put_snapshot(
         return Err(full);
     }
     file.write_at(0, bytes)?;
-    file.sync()
+    file.sync().map_err(StorageError::of_sync)
 }
 
 #[cfg(test)]
