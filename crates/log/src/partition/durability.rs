@@ -63,10 +63,11 @@ impl Appender {
 
     /// Reads the newest slot of `state`, and makes it durable. The turn to sync is held.
     pub(super) fn refresh_state(&mut self) -> Result<(), AppendError> {
+        let storage = Arc::clone(&self.env.storage);
         self.state = self
             .state_file
             .clone()
-            .made_durable(|error| self.stop(error))?;
+            .made_durable(&*storage, |error| self.stop(error))?;
         self.checkpoint_gap = self.checkpoint_bytes();
         Ok(())
     }

@@ -52,8 +52,11 @@ impl StateFile {
     fn newest(&self) -> Result<State, AppendError> {
         let mut bytes = vec![0; usize::try_from(state::FILE_BYTES).expect("two pages")];
         let count = self.file.read_at(0, &mut bytes)?;
-        State::newest(bytes.get(..count).unwrap_or_default())
-            .map_err(|flaw| unreadable(self.file.path(), &flaw))
+        self.newest_of(bytes.get(..count).unwrap_or_default())
+    }
+
+    fn newest_of(&self, bytes: &[u8]) -> Result<State, AppendError> {
+        State::newest(bytes).map_err(|flaw| unreadable(self.file.path(), &flaw))
     }
 
     /// The newest slot, if it is the one that the page names: then it is durable.
@@ -67,9 +70,11 @@ impl StateFile {
     /// written again. `stop` is told of a sync that fails.
     pub(super) fn made_durable(
         &self,
+        storage: &dyn Storage,
         stop: impl FnOnce(StorageError) -> AppendError,
     ) -> Result<State, AppendError> {
-        let newest = self.newest()?;
+        // As a whole: a file that is no state is refused for its length, too.
+        let newest = self.newest_of(&storage.read(self.file.path())?)?;
         self.write(&newest, stop)?;
         Ok(newest)
     }
