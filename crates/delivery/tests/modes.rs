@@ -478,8 +478,9 @@ fn a_consumer_whose_offset_is_beyond_the_log_stops_with_the_lost_range_and_fence
         assert_eq!(error.lost(), Some(Offset(3)..Offset(8)), "{mode}");
         assert_eq!(
             error.to_string(),
-            "all before offset 8 of partition 0 of topic numbers was read before, but the partition ends at offset 3: the \
-             log is an older copy; restore the newer one, or seek to offset 3 to take what comes there for new"
+            "all before offset 8 of partition 0 of topic numbers was read before, but the partition ends at offset 3: if \
+             a power cut took what was not synced, start its writer, which says so in the log; if the log is an older \
+             copy, restore the newer one, or seek to offset 3 to take what comes there for new"
         );
         assert_eq!(world.log.group_offsets().unwrap(), before, "{mode}");
     }

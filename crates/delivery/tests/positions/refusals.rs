@@ -127,9 +127,10 @@ fn positions_ahead_of_an_older_copy_of_the_log_are_refused() {
     assert_eq!(
         error.to_string(),
         format!(
-            "all before offset 6 of partition 0 of topic fills was read before, but the partition ends at offset 3: the log \
-             is an older copy; restore the newer one, or seek to offset 3 to take what comes there for new; or move {} away \
-             to compute the positions afresh",
+            "all before offset 6 of partition 0 of topic fills was read before, but the partition ends at offset 3: if a \
+             power cut took what was not synced, start its writer, which says so in the log; if the log is an older copy, \
+             restore the newer one, or seek to offset 3 to take what comes there for new; or move {} away to compute the \
+             positions afresh",
             day.database.display()
         )
     );
