@@ -3,7 +3,7 @@
 //!
 //! Regimes: `no-sync` leaves the bytes to the kernel, `sync` waits for the device after each batch. The bare file of
 //! `sync` comes in two kinds: growing, and written ahead with zeros, as the log's segments are. Each log is replaced by a
-//! fresh one after 32 MiB, as in a round of `teeline bench log`.
+//! fresh one after 32 MiB, as in a round of `teeline bench log`; with `sync`, after some segments.
 #![expect(
     clippy::unwrap_used,
     reason = "a benchmark stops at the first surprise"
@@ -24,8 +24,13 @@ use self::peers::Peer;
 const BATCH: usize = 100;
 /// Bytes of one record's value.
 const VALUE_BYTES: usize = 256;
-/// Batches after which a log is replaced by a fresh one.
+/// Batches of half a segment.
 const BATCHES: u64 = (32 << 20) / (BATCH * VALUE_BYTES) as u64;
+
+/// Batches after which a log is replaced by a fresh one.
+const fn batches_max(sync: bool) -> u64 {
+    if sync { 8 * BATCHES } else { BATCHES }
+}
 
 /// The value of the record numbered `sequence`.
 fn value(sequence: u64) -> [u8; VALUE_BYTES] {
@@ -51,7 +56,7 @@ fn time_appends(make: Make, sync: bool, rounds: u64) -> Duration {
     while left > 0 {
         let folder = folder();
         let mut log = make(folder.path(), sync);
-        let batches = left.min(BATCHES);
+        let batches = left.min(batches_max(sync));
         for batch in 0..batches {
             let first = 1 + batch * BATCH as u64;
             let values = core::array::from_fn(|place| value(first + place as u64));

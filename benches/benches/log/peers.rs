@@ -121,7 +121,9 @@ impl Peer for Teeline {
 /// A plain file that takes the same bytes.
 struct Bare {
     file: File,
-    end: u64,
+    batches: u64,
+    /// It begins again from the start after so many.
+    places: u64,
     sync: bool,
 }
 
@@ -134,13 +136,17 @@ impl Bare {
             .open(folder.join("bare"));
         Self {
             file: file.unwrap(),
-            end: 0,
+            batches: 0,
+            places: u64::MAX,
             sync,
         }
     }
 
     fn written_ahead(folder: &Path, sync: bool) -> Self {
-        let bare = Self::new(folder, sync);
+        let bare = Self {
+            places: BATCHES,
+            ..Self::new(folder, sync)
+        };
         let zeros = [0; BATCH * VALUE_BYTES];
         for batch in 0..BATCHES {
             let file_pos = batch * zeros.len() as u64;
@@ -154,17 +160,20 @@ impl Bare {
 impl Peer for Bare {
     fn append(&mut self, _first: u64, values: &Values) {
         let bytes = values.as_flattened();
-        self.file.write_all_at(bytes, self.end).unwrap();
+        let file_pos = self.batches % self.places * bytes.len() as u64;
+        self.file.write_all_at(bytes, file_pos).unwrap();
         if self.sync {
             self.file.sync_data().unwrap();
         }
-        self.end += bytes.len() as u64;
+        self.batches += 1;
     }
 
     fn check(&mut self, last: u64) {
-        for number in 1..=last {
+        // What was written over is gone.
+        let records = self.places.saturating_mul(BATCH as u64);
+        for number in last.saturating_sub(records) + 1..=last {
             let mut found = [0; VALUE_BYTES];
-            let file_pos = (number - 1) * VALUE_BYTES as u64;
+            let file_pos = (number - 1) % records * VALUE_BYTES as u64;
             self.file.read_exact_at(&mut found, file_pos).unwrap();
             assert_eq!(found, value(number));
         }
@@ -330,10 +339,13 @@ impl Peer for Okay {
     }
 
     fn check(&mut self, last: u64) {
-        let first = last - BATCH as u64 + 1;
         use std::io::Read as _;
+        // Of what was written before the last checkpoint nothing is kept, so that a single batch has to do.
+        if last > BATCH as u64 {
+            return;
+        }
         assert_eq!(self.last.len(), BATCH);
-        for (number, record) in (first..).zip(&self.last) {
+        for (number, record) in (1..).zip(&self.last) {
             let mut found = Vec::new();
             let mut reader = self.log.read_at(record.position).unwrap();
             reader.read_to_end(&mut found).unwrap();
