@@ -98,18 +98,26 @@ impl Sum {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use rusqlite::Connection;
 
     use super::{FRAME_HEADER_BYTES, HEADER_BYTES, first_flaw, path};
+
+    /// A new database that is written by way of a write-ahead file.
+    fn with_wal(file: &Path) -> Connection {
+        let connection = Connection::open(file).unwrap();
+        connection
+            .pragma_update(None, "journal_mode", "wal")
+            .unwrap();
+        connection
+    }
 
     /// A file that SQLite wrote, with several commits.
     fn written() -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("some.db");
-        let connection = Connection::open(&file).unwrap();
-        connection
-            .pragma_update(None, "journal_mode", "wal")
-            .unwrap();
+        let connection = with_wal(&file);
         connection
             .execute_batch("CREATE TABLE numbers (number INTEGER)")
             .unwrap();
@@ -154,10 +162,7 @@ mod tests {
     fn frames_of_an_earlier_writing_are_no_flaw() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("some.db");
-        let connection = Connection::open(&file).unwrap();
-        connection
-            .pragma_update(None, "journal_mode", "wal")
-            .unwrap();
+        let connection = with_wal(&file);
         connection
             .execute_batch("CREATE TABLE numbers (number INTEGER); INSERT INTO numbers VALUES (1)")
             .unwrap();

@@ -621,18 +621,7 @@ fn compact(world: &Shared, process: usize) {
             world.disk.clone(),
         )
     };
-    let watched = Arc::clone(world);
-    disk.before_each(Some(Box::new(move |step| {
-        let others = {
-            let mut world = lock(&watched);
-            world.crash_in_front_of(step, Crash::Kill);
-            let count = world.processes.len();
-            (count > 1 && world.random.u32(0..12) == 0).then(|| (process + 1) % count)
-        };
-        if let Some(other) = others {
-            append(&watched, other);
-        }
-    })));
+    others_work_meanwhile(world, &disk, process, 12, append);
     let topic = match topic_of(&log) {
         Ok(topic) => topic,
         Err(error) => return recover_from(world, &error),
@@ -660,22 +649,13 @@ fn grow(world: &Shared, process: usize) {
     if partitions > PARTITIONS_MAX {
         return;
     }
-    let watched = Arc::clone(world);
-    disk.before_each(Some(Box::new(move |step| {
-        let other = {
-            let mut world = lock(&watched);
-            world.crash_in_front_of(step, Crash::Kill);
-            let count = world.processes.len();
-            (count > 1 && world.random.u32(0..6) == 0).then(|| (process + 1) % count)
-        };
-        if let Some(other) = other {
-            let topic = lock(&watched).processes[other].topic.clone();
-            match refresh(&watched, other, topic) {
-                Ok(_) => append(&watched, other),
-                Err(error) => recover_from(&watched, &error),
-            }
+    others_work_meanwhile(world, &disk, process, 6, |world, other| {
+        let topic = lock(world).processes[other].topic.clone();
+        match refresh(world, other, topic) {
+            Ok(_) => append(world, other),
+            Err(error) => recover_from(world, &error),
         }
-    })));
+    });
     match topic.grow(partitions, false) {
         Ok(growth) => {
             let mut world = lock(world);
@@ -691,6 +671,29 @@ fn grow(world: &Shared, process: usize) {
     }
 }
 
+/// From now on another process does `work` in front of one in `rarely` operations of this one, and a crash is tried in front
+/// of each.
+fn others_work_meanwhile(
+    world: &Shared,
+    disk: &FakeDisk,
+    process: usize,
+    rarely: u32,
+    work: fn(&Shared, usize),
+) {
+    let watched = Arc::clone(world);
+    disk.before_each(Some(Box::new(move |step| {
+        let other = {
+            let mut world = lock(&watched);
+            world.crash_in_front_of(step, Crash::Kill);
+            let count = world.processes.len();
+            (count > 1 && world.random.u32(0..rarely) == 0).then(|| (process + 1) % count)
+        };
+        if let Some(other) = other {
+            work(&watched, other);
+        }
+    })));
+}
+
 /// Configures the topic anew, while others try to append in the middle of it.
 fn configure(world: &Shared, process: usize) {
     let (mut topic, which, disk) = {
@@ -698,18 +701,7 @@ fn configure(world: &Shared, process: usize) {
         let topic = world.processes[process].topic.clone();
         (topic, world.random.u32(0..2), world.disk.clone())
     };
-    let watched = Arc::clone(world);
-    disk.before_each(Some(Box::new(move |step| {
-        let other = {
-            let mut world = lock(&watched);
-            world.crash_in_front_of(step, Crash::Kill);
-            let count = world.processes.len();
-            (count > 1 && world.random.u32(0..6) == 0).then(|| (process + 1) % count)
-        };
-        if let Some(other) = other {
-            append(&watched, other);
-        }
-    })));
+    others_work_meanwhile(world, &disk, process, 6, append);
     let change = |config: &mut TopicConfig| match which {
         0 => config.index_by_key = !config.index_by_key,
         _ => {
