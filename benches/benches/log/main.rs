@@ -14,6 +14,7 @@ mod peers;
 use std::{path::Path, time::Duration};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use hdrhistogram::Histogram;
 use teeline_core::time::Clock;
 use teeline_os::SystemClock;
 use tempfile::TempDir;
@@ -50,7 +51,7 @@ fn folder() -> TempDir {
 type Make = fn(&Path, bool) -> Box<dyn Peer>;
 
 /// Times `rounds` appends, each by itself, since fresh logs are made and full ones checked in between.
-fn time_appends(make: Make, sync: bool, rounds: u64) -> Duration {
+fn time_appends(make: Make, sync: bool, rounds: u64, each_ns: &mut Histogram<u64>) -> Duration {
     let mut spent_ns = 0;
     let mut left = rounds;
     while left > 0 {
@@ -62,7 +63,9 @@ fn time_appends(make: Make, sync: bool, rounds: u64) -> Duration {
             let values = core::array::from_fn(|place| value(first + place as u64));
             let begin_ns = SystemClock.monotonic_ns();
             log.append(first, &values);
-            spent_ns += SystemClock.monotonic_ns() - begin_ns;
+            let append_ns = SystemClock.monotonic_ns() - begin_ns;
+            each_ns.record(append_ns).unwrap();
+            spent_ns += append_ns;
         }
         log.check(batches * BATCH as u64);
         left -= batches;
@@ -70,14 +73,25 @@ fn time_appends(make: Make, sync: bool, rounds: u64) -> Duration {
     Duration::from_nanos(spent_ns)
 }
 
+/// The mean, which is what the rest of the report is of, holds the few appends that wait for much else.
+fn print_percentiles(regime: &str, name: &str, each_ns: &Histogram<u64>) {
+    let [p50, p90, p99] =
+        [0.5, 0.9, 0.99].map(|share| each_ns.value_at_quantile(share) as f64 / 1000.0);
+    println!("{regime}/{name}: p50 {p50:.1} µs, p90 {p90:.1} µs, p99 {p99:.1} µs\n");
+}
+
 fn appends(criterion: &mut Criterion) {
     for (regime, sync) in [("log/no-sync", false), ("log/sync", true)] {
         let mut group = criterion.benchmark_group(regime);
         group.throughput(Throughput::Elements(BATCH as u64));
         for (name, make) in peers::of(sync) {
+            let mut each_ns = Histogram::new(3).unwrap();
             group.bench_function(name, |bencher| {
-                bencher.iter_custom(|rounds| time_appends(make, sync, rounds));
+                bencher.iter_custom(|rounds| time_appends(make, sync, rounds, &mut each_ns));
             });
+            if !each_ns.is_empty() {
+                print_percentiles(regime, name, &each_ns);
+            }
         }
         group.finish();
     }

@@ -20,20 +20,20 @@ use crate::{
 const WRITE_AHEAD_BYTES_MIN: u64 = 1 << 20;
 const WRITE_AHEAD_BYTES_MAX: u64 = 8 << 20;
 
-/// Elsewhere, up to the next multiple of this. The kernel then gets memory for all of it at once, where batches, which
-/// begin and end anywhere, would get a page or two at a time: that costs more than to write the bytes twice.
-const WRITE_AHEAD_STEP: u64 = 64 << 10;
+/// Zeros are written up to a multiple of this at once: so elsewhere, up to the next one. The kernel gets memory for as
+/// much at a time. Batches, which begin and end anywhere, would get a page or two at a time: that costs more than to write
+/// the bytes twice. In much larger pieces of memory each small write, and each sync, costs more again.
+const ZEROS_BYTES: usize = 64 << 10;
 
-/// What is written at once.
-static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
+static ZEROS: [u8; ZEROS_BYTES] = [0; ZEROS_BYTES];
 
 pub(super) fn write_zeros(file: &dyn StorageFile, bytes: Range<u64>) -> Result<(), StorageError> {
     let mut at = bytes.start;
     while at < bytes.end {
-        let len = (bytes.end - at).min(ZEROS.len() as u64);
-        let step = usize::try_from(len).expect("1 MiB at most");
+        let to = (at + 1).next_multiple_of(ZEROS_BYTES as u64).min(bytes.end);
+        let step = usize::try_from(to - at).expect("64 KiB at most");
         file.write_at(at, ZEROS.get(..step).unwrap_or_default())?;
-        at += len;
+        at = to;
     }
     Ok(())
 }
@@ -54,7 +54,7 @@ impl Appender {
         while at < end {
             let len = (end - at).min(bytes.len() as u64);
             let step = bytes
-                .get_mut(..usize::try_from(len).expect("1 MiB at most"))
+                .get_mut(..usize::try_from(len).expect("64 KiB at most"))
                 .unwrap_or_default();
             let count = file.read_at(at, step)?;
             let Some(read) = step.get(..count).filter(|read| !read.is_empty()) else {
@@ -189,7 +189,7 @@ impl Appender {
         let to = if synced {
             through + end.clamp(WRITE_AHEAD_BYTES_MIN, WRITE_AHEAD_BYTES_MAX)
         } else {
-            through.next_multiple_of(WRITE_AHEAD_STEP)
+            through.next_multiple_of(ZEROS_BYTES as u64)
         };
         let to = to.min(segment_bytes);
         self.erase(from..to)?;
