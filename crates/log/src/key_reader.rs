@@ -21,9 +21,11 @@ use crate::{
 /// the batches that hold the key's records. A segment without a usable index is scanned, and so is what is not sealed yet.
 /// Partitions that are added while it reads are taken in.
 ///
-/// Control records have no key, so that it hands out none: where a `Lost` record says that offsets are gone, by damage that was
-/// repaired or by a power cut under a policy that allows it, nobody knows whether records of the key were among them. Whoever
-/// has to know reads the partition.
+/// [Control records](crate::Control) concern every key, and are handed out where they stand, as by a [`Reader`]: where a `Lost`
+/// record says that offsets are gone, by damage that was repaired or by a power cut under a policy that allows it, records of
+/// the key may have been among them, and so they may among the numbers of a `Gap`. Whoever makes something from the records of
+/// a key learns that it may not be whole. A gap stands in each partition that there was then, so that of a key that was
+/// routed to several it may come more than once.
 #[derive(Debug)]
 pub struct KeyReader {
     topic: Topic,
@@ -143,8 +145,8 @@ impl KeyReader {
         Ok(())
     }
 
-    /// Hands up to `limit` records to `f`, with their partitions, in order, and returns how many; 0 at the end of what
-    /// may be read.
+    /// Hands up to `limit` records to `f`, control records among them, with their partitions, in order, and returns how many;
+    /// 0 at the end of what may be read.
     ///
     /// # Errors
     /// As [`Reader::poll`]; damage that no record of the key is known to lie in is met only where segments are scanned.
@@ -330,7 +332,7 @@ impl Part {
         let read = self.reader.poll(most, |record| {
             is_behind |= record.offset >= end;
             // Hashes collide.
-            if record.key == Some(key) && record.control.is_none() && !is_behind {
+            if (record.key == Some(key) || record.control.is_some()) && !is_behind {
                 found += 1;
                 f(partition, record);
             }

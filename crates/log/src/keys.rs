@@ -7,7 +7,7 @@ use teeline_core::Offset;
 use crate::{
     format::{
         batch,
-        keys::{self, BLOCK_BYTES, BLOCK_ENTRIES, Entry, Header},
+        keys::{self, BLOCK_BYTES, BLOCK_ENTRIES, CONTROL_HASH, Entry, Header},
     },
     segment::{self, SegmentReader},
     storage::{Access, Result, Storage, StorageFile},
@@ -78,6 +78,7 @@ pub(crate) struct Blocks<'a> {
     rest: Vec<Entry>,
     written: u64,
     count: u64,
+    controls: u32,
 }
 
 impl<'a> Blocks<'a> {
@@ -87,6 +88,7 @@ impl<'a> Blocks<'a> {
             rest: Vec::new(),
             written: 0,
             count: 0,
+            controls: 0,
         }
     }
 
@@ -94,6 +96,10 @@ impl<'a> Blocks<'a> {
         /// Blocks written at once.
         const STRETCH: usize = 64;
         self.count += entries.len() as u64;
+        // The entries are sorted.
+        let of_keys = entries.partition_point(|entry| entry.hash < CONTROL_HASH);
+        let controls = u32::try_from(entries.len() - of_keys);
+        self.controls += controls.expect("a segment has fewer records than bytes");
         for entries in entries.chunks(STRETCH * BLOCK_ENTRIES) {
             self.rest.extend_from_slice(entries);
             let full = self.rest.len() / BLOCK_ENTRIES * BLOCK_ENTRIES;
@@ -123,6 +129,7 @@ impl<'a> Blocks<'a> {
         let header = Header {
             segment,
             count: self.count,
+            controls: self.controls,
         };
         let mut bytes = header.encode().to_vec();
         bytes.resize(BLOCK_BYTES, 0);
@@ -236,10 +243,17 @@ impl Index {
     }
 }
 
-/// Where the records of a key may be in one segment, in order.
+/// Where the records of a key may be in one segment, and control records are, in order.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     index: Index,
+    /// The entries of the key's hash, and those of control records if there are any.
+    runs: Vec<Run>,
+}
+
+/// The entries of one hash, in the order of offsets.
+#[derive(Debug)]
+struct Run {
     hash: u64,
     /// The block that comes next; `None` before the first look.
     next: Option<u64>,
@@ -248,21 +262,39 @@ pub(crate) struct Lookup {
     at: usize,
 }
 
-/// What is known of the next record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What is known of the next record. The smallest of several is known of all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
+    /// The index is damaged.
+    Unknown,
     /// It may be here.
     At { offset: Offset, file_pos: u32 },
     /// The segment has no more.
     NoMore,
-    /// The index is damaged.
-    Unknown,
 }
 
 impl Lookup {
     pub(crate) fn new(index: Index, hash: u64) -> Self {
+        let mut runs = vec![Run::new(hash)];
+        if index.header.controls > 0 {
+            runs.push(Run::new(CONTROL_HASH));
+        }
+        Self { index, runs }
+    }
+
+    /// The first record at or behind `position`, which only rises.
+    pub(crate) fn look(&mut self, position: Offset) -> Result<Place> {
+        let mut first = Place::NoMore;
+        for run in &mut self.runs {
+            first = first.min(run.look(&self.index, position)?);
+        }
+        Ok(first)
+    }
+}
+
+impl Run {
+    fn new(hash: u64) -> Self {
         Self {
-            index,
             hash,
             next: None,
             entries: Vec::new(),
@@ -270,9 +302,8 @@ impl Lookup {
         }
     }
 
-    /// The first record at or behind `position`, which only rises.
-    pub(crate) fn look(&mut self, position: Offset) -> Result<Place> {
-        let base = self.index.segment().base;
+    fn look(&mut self, index: &Index, position: Offset) -> Result<Place> {
+        let base = index.segment().base;
         loop {
             while let Some(entry) = self.entries.get(self.at) {
                 let offset = Offset(base.0 + u64::from(entry.offset_delta));
@@ -284,23 +315,23 @@ impl Lookup {
             }
             let number = match self.next {
                 Some(number) => number,
-                None => match self.index.find(self.hash)? {
+                None => match index.find(self.hash)? {
                     Some(number) => number,
                     None => return Ok(Place::Unknown),
                 },
             };
-            if number >= self.index.header.blocks() {
+            if number >= index.header.blocks() {
                 self.next = Some(number);
                 return Ok(Place::NoMore);
             }
-            let Some(mut entries) = self.index.block(number)? else {
+            let Some(mut entries) = index.block(number)? else {
                 return Ok(Place::Unknown);
             };
             let goes_on = entries.last().is_none_or(|last| last.hash <= self.hash);
             self.next = Some(if goes_on {
                 number + 1
             } else {
-                self.index.header.blocks()
+                index.header.blocks()
             });
             entries.retain(|entry| entry.hash == self.hash);
             (self.entries, self.at) = (entries, 0);

@@ -11,10 +11,10 @@ use std::{
 
 use teeline_core::{Identity, Offset, Partition, Sequence};
 use teeline_log::{
-    Answer, Compaction, KeyReader, Log, NewRecord, Passed, Retention, Topic, TopicConfig, Writer,
-    fake::FakeDisk, partition_for_key,
+    Answer, Compaction, Control, Durability, KeyReader, Log, NewRecord, Passed, Record, Retention,
+    Topic, TopicConfig, Writer, fake::FakeDisk, partition_for_key,
 };
-use world::{Crash, EPOCH, Process, ROOT, Seed, created, seeds, source};
+use world::{Crash, EPOCH, Process, ROOT, Seed, created, options, seeds, source};
 
 const P0: Partition = Partition(0);
 const KEYS: u64 = 12;
@@ -276,6 +276,89 @@ fn a_reader_that_stays_open_finds_what_comes() {
         !reader.seek(Partition(1), Offset(0)).unwrap(),
         "never there"
     );
+}
+
+/// What a power cut took, what was damaged and repaired, and what a source never published may have been records of any key:
+/// whoever reads one is told, where it stands among the key's records, whether the segment is sealed or not, and whether or
+/// not there are indexes.
+#[test]
+fn what_is_lost_is_told_to_whoever_reads_a_key() {
+    for index_by_key in [true, false] {
+        let config = TopicConfig {
+            segment_bytes: 4096,
+            index_by_key,
+            durability: Durability::LeaveToOs,
+            ..TopicConfig::default()
+        };
+        let mut place = Place::new(3, &config);
+        let fill = |place: &mut Place, records: u64| {
+            for number in 0..records {
+                place.append(Some(number % KEYS), 40);
+            }
+        };
+        fill(&mut place, 150);
+        place.topic.sync(P0).unwrap();
+        fill(&mut place, 30);
+        place.disk.cut_power();
+        place.reopen();
+        fill(&mut place, 60);
+        let (first, last) = (Sequence(place.next), Sequence(place.next + 9));
+        let gap = NewRecord::gap(first, last);
+        place.writer.append(&place.topic, P0, &[gap]).unwrap();
+        place.next += 10;
+        fill(&mut place, 200);
+        // One in the middle of a sealed segment, that had an index.
+        let damaged = place.disk.files(ROOT.as_ref()).into_iter();
+        let mut damaged = damaged.filter(|path| path.extension().is_some_and(|it| it == "log"));
+        let damaged = damaged.nth(1).unwrap();
+        let mut bytes = place.disk.bytes(&damaged);
+        bytes[1000] ^= 1;
+        place.disk.set_bytes(&damaged, &bytes);
+        place.log.close().unwrap();
+        place.disk.kill_all();
+        let log = Log::open_on(place.disk.process(), ROOT, &options()).unwrap();
+        let repaired = log.topic(&world::topic_name()).unwrap().repair(P0, true);
+        assert_eq!(repaired.unwrap().damages.len(), 1);
+        drop(log);
+        place.reopen();
+        fill(&mut place, 20);
+        place.log.look_after().unwrap();
+        assert_eq!(!place.indexes().is_empty(), index_by_key);
+
+        let all = told_and_found(|f| {
+            let mut reader = place.topic.reader(P0, Offset(0)).unwrap();
+            while reader.poll(100, &mut *f).unwrap() > 0 {}
+        });
+        let controls: Vec<_> = all.iter().filter_map(|(.., control)| *control).collect();
+        let lost = |control: &&Control| matches!(control, Control::Lost { .. });
+        assert_eq!(controls.iter().filter(lost).count(), 2, "{controls:?}");
+        assert!(controls.contains(&Control::Gap { first, last }));
+        for number in 0..=KEYS {
+            let key = key(number);
+            let of_key = |(_, of, control): &&Told| *of == key || control.is_some();
+            let expected: Vec<_> = all.iter().filter(of_key).cloned().collect();
+            for limit in [1, 7] {
+                let found = told_and_found(|f| {
+                    let mut reader = place.topic.key_reader(&key).unwrap();
+                    while reader.poll(limit, |_, record| f(record)).unwrap() > 0 {}
+                });
+                assert_eq!(found, expected, "key {number}");
+            }
+        }
+    }
+}
+
+/// Offset, key, and what it states if it is a control record.
+type Told = (u64, Vec<u8>, Option<Control>);
+
+/// What `read` hands out.
+fn told_and_found(read: impl FnOnce(&mut dyn FnMut(&Record<'_>))) -> Vec<Told> {
+    let mut found = Vec::new();
+    read(&mut |record| {
+        let key = record.key.unwrap_or_default().to_owned();
+        found.push((record.offset.0, key, record.control));
+    });
+    found
 }
 
 /// Which partition a key belongs to, by each number of partitions.

@@ -58,8 +58,8 @@ pub(crate) enum LogVerb {
         #[arg(long, value_parser = moment::moment, conflicts_with = "from")]
         from_time: Option<u64>,
         /// Only the records of this key, of the partitions that it was routed to, oldest first: by the topic's index by
-        /// key, if it keeps one, and by scanning where it does not. Records that say what is lost have no key and are
-        /// not among them.
+        /// key, if it keeps one, and by scanning where it does not. Records that say what is lost are among them, whatever the
+        /// key: it may have been a record of this one.
         #[arg(long, conflicts_with_all = ["partition", "from", "from_time"])]
         key: Option<String>,
         /// Print no more than so many records.

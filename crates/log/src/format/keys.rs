@@ -15,7 +15,7 @@ layout! { HEADER_BYTES = 48;
     END: u64 = 24,
     COUNT: u64 = 32,
     LAST_POS: u32 = 40,
-    PADDING: u32 = 44,
+    CONTROLS: u32 = 44,
 }
 
 /// One block's header.
@@ -49,6 +49,9 @@ pub const BLOCK_BYTES: usize = 4 << 10;
 /// Entries of a full block.
 pub const BLOCK_ENTRIES: usize = (BLOCK_BYTES - block::HEADER_BYTES) / ENTRY_BYTES;
 
+/// Under this hash stand the control records, which have no key and concern every one. A key may have it, too.
+pub const CONTROL_HASH: u64 = u64::MAX;
+
 /// By what a segment is known as the one that was indexed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
@@ -69,6 +72,8 @@ pub struct Header {
     pub segment: Segment,
     /// Entries in the file.
     pub count: u64,
+    /// How many of them have [`CONTROL_HASH`].
+    pub controls: u32,
 }
 
 impl Header {
@@ -83,6 +88,7 @@ impl Header {
         field::END.put(&mut bytes, self.segment.end.0);
         field::COUNT.put(&mut bytes, self.count);
         field::LAST_POS.put(&mut bytes, self.segment.last_pos);
+        field::CONTROLS.put(&mut bytes, self.controls);
         let checksum = checksum_without(&field::CHECKSUM, &bytes);
         field::CHECKSUM.put(&mut bytes, checksum);
         bytes
@@ -108,6 +114,7 @@ impl Header {
                 last_checksum: field::LAST_CHECKSUM.get(bytes),
             },
             count: field::COUNT.get(bytes),
+            controls: field::CONTROLS.get(bytes),
         })
     }
 
@@ -130,10 +137,10 @@ pub const fn block_pos(number: u64) -> u64 {
     number.saturating_add(1).saturating_mul(BLOCK_BYTES as u64)
 }
 
-/// Where a record of a key is. Entries are ordered as the file has them.
+/// Where a record of a key is, or a control record. Entries are ordered as the file has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    /// The key's hash.
+    /// The key's hash, or [`CONTROL_HASH`].
     pub hash: u64,
     /// The record's offset minus the segment's base.
     pub offset_delta: u32,
@@ -217,6 +224,7 @@ mod tests {
             last_checksum: 0x1122_3344,
         },
         count: 256,
+        controls: 1,
     };
 
     fn entries() -> Vec<Entry> {

@@ -8,7 +8,7 @@ use super::{Partition, appender::Appender};
 use crate::{
     AppendError,
     format::{
-        keys::{Entry, Segment},
+        keys::{CONTROL_HASH, Entry, Segment},
         record::VerifiedRecords,
     },
     keys::{Blocks, HASH, Hash, Index, Pass, SORTED_MAX},
@@ -166,11 +166,13 @@ impl Partition {
                 let before = header.base.0 - segment.start.0;
                 for (record, _) in VerifiedRecords::new(bytes) {
                     let offset_delta = u32::try_from(before + u64::from(record.offset_delta));
-                    if let Some(key) = record.key.filter(|_| record.control.is_none())
-                        && let Ok(offset_delta) = offset_delta
-                    {
+                    let hash = match record.control {
+                        Some(_) => Some(CONTROL_HASH),
+                        None => record.key.map(hash),
+                    };
+                    if let (Some(hash), Ok(offset_delta)) = (hash, offset_delta) {
                         taking.push(Entry {
-                            hash: hash(key),
+                            hash,
                             offset_delta,
                             file_pos,
                         });
