@@ -1,10 +1,17 @@
 //! The same batches into teeline's log, into bare files, and into other embedded logs. Each is set up as its documents say
 //! for the regime; none of the others knows duplicates, and what it promises is its own.
 
-use std::{env, fs::File, os::unix::fs::FileExt, path::Path};
+use std::{
+    env,
+    fs::File,
+    io::{self, Read as _, Write as _},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use commitlog::{CommitLog, message::MessageBuf, message::MessageSet};
-use okaywal::{ChunkRecord, LogVoid, WriteAheadLog};
+use okaywal::{ChunkRecord, Entry, EntryId, LogManager, LogVoid, SegmentReader, WriteAheadLog};
 use rusqlite::Connection;
 use teeline_core::{Epoch, Offset, Partition, Sequence, SourceName};
 use teeline_log::{Durability, Log, LogOptions, NewRecord, Succession, Topic, TopicConfig, Writer};
@@ -46,8 +53,11 @@ pub(crate) fn of(sync: bool) -> Vec<(&'static str, Make)> {
         peers.push(("bare, written ahead", |folder, sync| {
             Box::new(Bare::written_ahead(folder, sync))
         }));
-        // It knows no other regime.
-        peers.push(("okaywal", |folder, _| Box::new(Okay::new(folder))));
+        // It knows no other regime. Once keeping what it is given, as the others do; once writing over it.
+        peers.push(("okaywal", |folder, _| Box::new(Okay::keeping(folder))));
+        peers.push(("okaywal, forgetting", |folder, _| {
+            Box::new(Okay::forgetting(folder))
+        }));
     }
     peers
 }
@@ -314,16 +324,41 @@ impl Peer for Sqlite {
     }
 }
 
+/// A write-ahead log: before it writes a file over, it hands what stands in it to a manager.
 struct Okay {
-    log: WriteAheadLog,
+    /// `None` while it is opened anew.
+    log: Option<WriteAheadLog>,
+    dir: PathBuf,
     last: Vec<ChunkRecord>,
+    /// What it has handed over; `None` if it forgets that.
+    archive: Option<Arc<File>>,
 }
 
 impl Okay {
-    fn new(folder: &Path) -> Self {
+    fn forgetting(folder: &Path) -> Self {
+        let dir = folder.join("okaywal");
         Self {
-            log: WriteAheadLog::recover(folder.join("okaywal"), LogVoid).unwrap(),
+            log: Some(WriteAheadLog::recover(&dir, LogVoid).unwrap()),
+            dir,
             last: Vec::new(),
+            archive: None,
+        }
+    }
+
+    fn keeping(folder: &Path) -> Self {
+        let archive = File::options()
+            .read(true)
+            .append(true)
+            .create_new(true)
+            .open(folder.join("archive"));
+        let archive = Arc::new(archive.unwrap());
+        let dir = folder.join("okaywal");
+        let keeper = Keeper(Arc::clone(&archive));
+        Self {
+            log: Some(WriteAheadLog::recover(&dir, keeper).unwrap()),
+            dir,
+            last: Vec::new(),
+            archive: Some(archive),
         }
     }
 }
@@ -331,7 +366,7 @@ impl Okay {
 impl Peer for Okay {
     fn append(&mut self, _first: u64, values: &Values) {
         self.last.clear();
-        let mut entry = self.log.begin_entry().unwrap();
+        let mut entry = self.log.as_ref().unwrap().begin_entry().unwrap();
         for value in values {
             self.last.push(entry.write_chunk(value).unwrap());
         }
@@ -339,17 +374,59 @@ impl Peer for Okay {
     }
 
     fn check(&mut self, last: u64) {
-        use std::io::Read as _;
-        // Of what was written before the last checkpoint nothing is kept, so that a single batch has to do.
-        if last > BATCH as u64 {
+        let log = self.log.take().unwrap();
+        let Some(archive) = &self.archive else {
+            // Of what was written before the last checkpoint nothing is left, so that a single batch has to do.
+            if last == BATCH as u64 {
+                assert_eq!(self.last.len(), BATCH);
+                for (number, record) in (1..).zip(&self.last) {
+                    let mut found = Vec::new();
+                    let mut reader = log.read_at(record.position).unwrap();
+                    reader.read_to_end(&mut found).unwrap();
+                    assert_eq!(found, value(number));
+                }
+            }
             return;
-        }
-        assert_eq!(self.last.len(), BATCH);
-        for (number, record) in (1..).zip(&self.last) {
-            let mut found = Vec::new();
-            let mut reader = self.log.read_at(record.position).unwrap();
-            reader.read_to_end(&mut found).unwrap();
+        };
+        log.shutdown().unwrap();
+        let keeper = Keeper(Arc::clone(archive));
+        let log = WriteAheadLog::recover(&self.dir, keeper).unwrap();
+        log.shutdown().unwrap();
+        assert_eq!(archive.metadata().unwrap().len(), last * VALUE_BYTES as u64);
+        for number in 1..=last {
+            let mut found = [0; VALUE_BYTES];
+            let file_pos = (number - 1) * VALUE_BYTES as u64;
+            archive.read_exact_at(&mut found, file_pos).unwrap();
             assert_eq!(found, value(number));
         }
+    }
+}
+
+/// Keeps what okaywal hands over, as its documents ask: synced before the file it stood in is written over.
+#[derive(Debug)]
+struct Keeper(Arc<File>);
+
+impl Keeper {
+    fn keep(&self, entry: &mut Entry<'_>) -> io::Result<()> {
+        let values = entry.read_all_chunks()?.unwrap_or_default();
+        (&*self.0).write_all(&values.concat())
+    }
+}
+
+impl LogManager for Keeper {
+    fn recover(&mut self, entry: &mut Entry<'_>) -> io::Result<()> {
+        self.keep(entry)
+    }
+
+    fn checkpoint_to(
+        &mut self,
+        _last: EntryId,
+        entries: &mut SegmentReader,
+        _log: &WriteAheadLog,
+    ) -> io::Result<()> {
+        while let Some(mut entry) = entries.read_entry()? {
+            self.keep(&mut entry)?;
+        }
+        self.0.sync_data()
     }
 }
