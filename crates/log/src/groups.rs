@@ -383,6 +383,40 @@ impl Groups {
         )
     }
 
+    /// Sees to it that whoever owns `partition` of `topic` in `group` from now on has a generation newer than `seen`: one that a
+    /// consumer has on record with its own state. That is so already, and nothing is written, unless this database was lost, or
+    /// restored from a backup. Durable when this returns.
+    ///
+    /// # Errors
+    ///
+    /// See [`DatabaseError`].
+    pub fn begin_above(
+        &self,
+        group: &Name,
+        topic: &Name,
+        partition: Partition,
+        seen: u64,
+    ) -> Result<(), DatabaseError> {
+        let of = params![group.as_str(), topic.as_str(), partition.0, seen];
+        let is_newer = self.lock().read("read a generation in", |connection| {
+            let sql = "SELECT generation >= ?4 FROM offsets \
+                       WHERE group_name = ?1 AND topic = ?2 AND partition = ?3";
+            let mut row = connection.prepare_cached(sql)?;
+            row.query_row(of, |row| row.get(0)).optional()
+        })?;
+        if is_newer.unwrap_or(seen == 0) {
+            return Ok(());
+        }
+        self.lock().write("raise a generation in", |tx| {
+            let sql = "INSERT INTO offsets (group_name, topic, partition, generation) VALUES (?1, ?2, ?3, ?4) \
+                       ON CONFLICT DO UPDATE SET generation = max(generation, excluded.generation)";
+            tx.prepare_cached(sql)?.execute(of)?;
+            Ok::<_, Abort<DatabaseError>>(())
+        })?;
+        drop(self.follow(group, topic, partition));
+        Ok(())
+    }
+
     /// Writes down the generation of an owner, and with it the offset that the group reads next, if it says one.
     fn put(
         &self,

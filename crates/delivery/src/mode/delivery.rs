@@ -85,6 +85,10 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         let topic = log.topic(topic)?;
         let ledger = Ledger::open(mode, options.on_lost, store, log, group)?;
         let mut delivery = Self::without_partitions(ledger, handler, log, &topic, options, false)?;
+        let recovery = delivery.recovery.as_ref();
+        delivery
+            .ledger
+            .begin_above_the_store(&delivery.main, recovery)?;
         for partition in topic.partitions() {
             delivery.main.claim(partition, &mut delivery.ledger)?;
             if let Some(recovery) = &mut delivery.recovery {

@@ -3,7 +3,11 @@
 use teeline_core::{Name, Offset, Partition};
 use teeline_log::{Log, ReadError, Topic, groups::Groups};
 
-use super::{DeliveryError, Mode, OnLost, stream::Owned};
+use super::{
+    DeliveryError, Mode, OnLost,
+    set_aside::Recovery,
+    stream::{Owned, Stream},
+};
 use crate::{
     consumer::{ConsumerError, Place},
     store::{AtomicStore, Database},
@@ -66,6 +70,29 @@ impl<D: Database> Ledger<D> {
             Ok((partition, first))
         });
         starts.collect()
+    }
+
+    /// Sees to it that the generations which it is given from now on for a topic, and for its retry topic, are above all that its
+    /// database has on record. They are unless the groups' database is not the one which gave those: it was lost, or is of a
+    /// backup.
+    pub(super) fn begin_above_the_store<E>(
+        &mut self,
+        main: &Stream,
+        recovery: Option<&Recovery>,
+    ) -> Result<(), DeliveryError<E>> {
+        if self.mode != Mode::Atomic {
+            return Ok(());
+        }
+        let seen = self.store.progress()?;
+        let recovery = recovery.map(|recovery| &recovery.stream);
+        for stream in [main].into_iter().chain(recovery) {
+            let topic = stream.topic().name();
+            for row in seen.iter().filter(|row| row.topic == topic.as_str()) {
+                self.groups
+                    .begin_above(&self.group, topic, row.partition, row.generation)?;
+            }
+        }
+        Ok(())
     }
 
     /// How far a partition is that this delivery has become the owner of, which is `first` where that is not known. In the

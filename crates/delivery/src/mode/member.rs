@@ -159,6 +159,16 @@ impl<D: Database, H: Handler<D>> GroupDelivery<H, D> {
             let main = Stream::of_member(&topic)?;
             others.insert(name.clone(), Reading { main, recovery });
         }
+        let Delivery {
+            ledger,
+            main,
+            recovery,
+            ..
+        } = &mut delivery;
+        ledger.begin_above_the_store(main, recovery.as_ref())?;
+        for Reading { main, recovery } in others.values() {
+            ledger.begin_above_the_store(main, recovery.as_ref())?;
+        }
         Ok(Self {
             member: member_of(log)?,
             log: log.clone(),

@@ -69,8 +69,8 @@ pub struct PartitionProgress {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "partition {partition} of topic {topic} is fenced in {database}: this owner has generation {generation} and stands at \
-     offset {next}, on record are generation {generation_on_record} and offset {next_on_record}; it must stop, or, if it \
-     has just started, the log's groups are older than this database"
+     offset {next}, on record are generation {generation_on_record} and offset {next_on_record}: another owner has taken over, \
+     and this one must stop; where there is no other, start it again, which takes over from whatever is on record"
 )]
 pub struct Fenced {
     /// The database.

@@ -1,6 +1,6 @@
 //! What a delivery that is a member of a group promises.
 
-use std::{sync::Arc, time::Duration};
+use std::{fs, sync::Arc, time::Duration};
 
 use teeline_core::{Offset, Partition, time::Clock};
 use teeline_delivery::{
@@ -27,6 +27,7 @@ on_each_database! {
     partitions_that_a_topic_gets_are_read_too
     a_partition_is_sought_by_time
     what_it_gets_while_it_cannot_give_back_is_read_all_the_same
+    who_starts_after_the_groups_were_lost_takes_over_from_what_is_on_record
 }
 
 fn settle<D: Database>(member: &mut GroupDelivery<Note, D>) {
@@ -121,6 +122,47 @@ fn who_was_taken_for_frozen_changes_nothing_more_and_is_told<P: Place>() {
         zombie.poll().unwrap();
         assert_eq!(held(&zombie), [0]);
         assert_eq!(zombie.next(&name("numbers"), P0), Offset(20));
+    }
+}
+
+/// New generations begin above those that the consumer's database has on record, of the retry topic too.
+fn who_starts_after_the_groups_were_lost_takes_over_from_what_is_on_record<P: Place>() {
+    for is_member in [false, true] {
+        let Some(mut world) = World::<P>::new(&[("numbers", 2)]) else {
+            return;
+        };
+        world.append("numbers", 0, 8);
+        world.append("numbers", 1, 8);
+        let (topics, mode) = (&["numbers"][..], Mode::Atomic);
+        for _ in 0..4 {
+            let mut reader = world.single(mode, "g", true).unwrap();
+            reader.run_once(1, &mut |_| ()).unwrap();
+        }
+        let mut before = world.member(mode, "g", topics, true).unwrap();
+        before.run_once(1, &mut |_| ()).unwrap();
+        let on_record = |world: &World<P>| {
+            let rows = world.store().progress().unwrap();
+            let rows = rows.into_iter().map(|row| (row.topic, row.generation));
+            rows.collect::<Vec<_>>()
+        };
+        let seen = on_record(&world);
+        assert_eq!(seen.len(), 4, "{seen:?}");
+        assert!(seen.iter().all(|(_, generation)| *generation > 3));
+
+        drop(before);
+        fs::remove_dir_all(world.log.root().join("groups")).unwrap();
+        if is_member {
+            let mut member = world.member(mode, "g", topics, true).unwrap();
+            member.poll().unwrap();
+            settle(&mut member);
+        } else {
+            let mut reader = world.single(mode, "g", true).unwrap();
+            while reader.run_once(LIMIT, &mut |_| ()).unwrap() > 0 {}
+        }
+        assert!(world.times("numbers").values().all(|times| *times == 1));
+        for ((topic, before), (_, now)) in seen.iter().zip(on_record(&world)) {
+            assert!(now > *before, "member {is_member}: {topic}: {now}");
+        }
     }
 }
 

@@ -118,8 +118,8 @@ pub(crate) fn a_zombie_is_fenced_and_the_error_names_both_sides<W: Place>(world:
         fenced.to_string(),
         format!(
             "partition 0 of topic fills is fenced in {}: this owner has generation 1 and stands at offset 10, on record \
-             are generation 2 and offset 10; it must stop, or, if it has just started, the log's groups are older than \
-             this database",
+             are generation 2 and offset 10: another owner has taken over, and this one must stop; where there is no \
+             other, start it again, which takes over from whatever is on record",
             first.name()
         )
     );
