@@ -186,12 +186,14 @@ impl Appender {
         if from >= through {
             return Ok(());
         }
-        let to = if synced {
-            through + end.clamp(WRITE_AHEAD_BYTES_MIN, WRITE_AHEAD_BYTES_MAX)
+        let bytes = if synced {
+            from..through + end.clamp(WRITE_AHEAD_BYTES_MIN, WRITE_AHEAD_BYTES_MAX)
         } else {
-            through.next_multiple_of(ZEROS_BYTES as u64)
+            // The batch itself fills those before the last, each at once.
+            let to = through.next_multiple_of(ZEROS_BYTES as u64);
+            from.max(to - ZEROS_BYTES as u64)..to
         };
-        let to = to.min(segment_bytes);
+        let (from, to) = (bytes.start, bytes.end.min(segment_bytes));
         self.erase(from..to)?;
         self.active()?.zeroed = to;
         Ok(())
