@@ -43,6 +43,8 @@ const DIR_MODE: u32 = 0o755;
 #[derive(Debug)]
 pub struct DiskStorage {
     boot: u64,
+    /// Asked once: an append of a single record would notice.
+    pid: u32,
 }
 
 impl DiskStorage {
@@ -53,7 +55,10 @@ impl DiskStorage {
     pub fn new() -> Result<Self> {
         let id = clock::boot_id().map_err(lift)?;
         let boot = xxhash_rust::xxh3::xxh3_64(id.as_bytes()).max(1);
-        Ok(Self { boot })
+        Ok(Self {
+            boot,
+            pid: process::pid(),
+        })
     }
 }
 
@@ -242,7 +247,7 @@ impl Storage for DiskStorage {
     }
 
     fn pid(&self) -> u32 {
-        process::pid()
+        self.pid
     }
 
     fn has_threads(&self) -> bool {

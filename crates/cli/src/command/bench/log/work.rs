@@ -440,7 +440,8 @@ fn open_bare(path: &Path, written_ahead: bool) -> io::Result<File> {
     }
     let file = options.create_new(true).open(path)?;
     if written_ahead {
-        let zeros = vec![0; 1 << 20];
+        // Into memory that the kernel got in larger pieces, each write would cost more.
+        let zeros = vec![0; 64 << 10];
         for at in (0..FILE_BYTES).step_by(zeros.len()) {
             file.write_all_at(&zeros, at)?;
         }
