@@ -344,6 +344,10 @@ fn a_reader_in_another_language_reads_the_same() {
     );
     retained.append(&["--key", "\u{e4}"], "no identity\n\n");
     retained
+        .verb(&["sources", "--forget", "gw1.fills"])
+        .run()
+        .fine();
+    retained
         .verb(&["retain", "fills", "--keep-bytes", "12K"])
         .run()
         .fine();
@@ -572,6 +576,83 @@ fn a_topic_is_configured_by_command_and_what_cannot_change_is_said() {
     assert_eq!(topic(), now);
     let again = done(&["--compact", "on"]);
     assert_eq!(again["before"], again["after"]);
+}
+
+#[test]
+fn a_source_is_forgotten_by_command_and_its_records_stay() {
+    let place = Place::new(&["--partitions", "2"]);
+    for source in ["gw1.fills", "gw2.fills"] {
+        place.append(&["--source", source], &lines(0..50));
+    }
+    let sources = || place.verb(&["sources"]).run().fine().objects();
+    let forget = |args: &[&str]| {
+        let verb = ["sources", "--forget", "gw1.fills"];
+        place.verb(&[&verb[..], args].concat()).run()
+    };
+    // Another process that has the topic open, and knows both.
+    let here = LogOptions {
+        any_filesystem: true,
+        ..LogOptions::default()
+    };
+    let log = Log::open(place.root(), &here).unwrap();
+    let source = "gw1.fills".parse().unwrap();
+    assert_eq!(log.resume(&source).unwrap().partitions.len(), 2);
+    let looked = forget(&["--dry-run"]).fine().objects().remove(0);
+    assert_eq!(
+        (&looked["dry_run"], &looked["through"]),
+        (&true.into(), &50.into())
+    );
+    assert_eq!(sources().len(), 2, "a look changes nothing");
+    let done = forget(&[]).fine().objects().remove(0);
+    assert_eq!(done["partitions"], looked["partitions"]);
+    let numbers = |line: &Value| line["sequence"].as_u64().unwrap();
+    let known = done["partitions"].as_array().unwrap();
+    assert_eq!(known.iter().map(numbers).collect::<Vec<_>>(), [50, 49]);
+    assert_eq!(log.resume(&source).unwrap().partitions, []);
+    let progress = place.root().join("sources/gw1.fills.progress");
+    assert!(
+        looked["files"]
+            .to_string()
+            .contains(progress.to_str().unwrap())
+    );
+    assert!(!progress.exists());
+    assert_eq!(sources()[0]["source"], "gw2.fills");
+
+    let read = place.verb(&["read", "fills"]).run().fine().objects();
+    assert_eq!(
+        read.len(),
+        102,
+        "all records, and one in each partition that says so"
+    );
+    let told: Vec<_> = read
+        .iter()
+        .filter(|line| line["control"] == "forgotten")
+        .collect();
+    assert_eq!(told.len(), 2);
+    for line in told {
+        assert_eq!(line["source_id"], looked["source_id"]);
+        assert_eq!(
+            (&line["epoch"], &line["sequence"]),
+            (&1.into(), &Value::Null)
+        );
+    }
+    let text = teeline(["log", "read"]).arg(place.root()).arg("fills");
+    let text = text.run().fine().stdout;
+    let said = text.matches("forgotten: what came before is not recognised");
+    assert_eq!(said.count(), 2, "{text}");
+    place.verb(&["verify"]).run().fine();
+    let again = forget(&[]);
+    assert_eq!(again.status, 1, "nothing is known of it: {again:?}");
+    for (source, stored) in [("gw1.fills", 50), ("gw2.fills", 0)] {
+        let by = ["--source", source, "--from", "1"];
+        assert_eq!(
+            place.append(&by, &lines(0..50))["stored"],
+            stored,
+            "{source}"
+        );
+    }
+    let alone = place.verb(&["sources", "--dry-run"]).run();
+    assert_eq!(alone.status, 2, "{alone:?}");
 }
 
 #[test]

@@ -32,6 +32,7 @@ on_each_database!(
     a_crash_costs_what_the_mode_says_of_the_report_too
     by_default_the_consumer_stops_with_the_range
     a_new_group_was_promised_nothing
+    that_the_log_forgets_a_source_is_nothing_for_a_handler
 );
 
 const SCHEMA: Schema<'_> = Schema {
@@ -69,7 +70,9 @@ impl<D: Database> Handler<D> for Keep {
         match record.control {
             None => Ok((record.offset.0, record.offset.0, false)),
             Some(Control::Lost { first, last }) => Ok((first.0, last.0, true)),
-            Some(Control::Gap { .. }) => Err(KeepError::Strange(place.clone())),
+            Some(Control::Gap { .. } | Control::Forgotten { .. }) => {
+                Err(KeepError::Strange(place.clone()))
+            }
         }
     }
 
@@ -324,4 +327,27 @@ fn a_consumer_that_a_power_cut_has_left_ahead_of_the_log_is_told() {
         assert_eq!(world.told()[10..], [(end.0, after.0 - 2, true)]);
     }
     assert!(was_ahead > 0, "the disk never lost anything");
+}
+
+/// No message came with it, and none is lost. The consumer goes on behind it.
+fn that_the_log_forgets_a_source_is_nothing_for_a_handler<P: Place>() {
+    for mode in Mode::ALL {
+        let Some(world) = World::<P>::new() else {
+            return;
+        };
+        let mut delivery = world.open(mode, OnLost::Report).unwrap();
+        let source = "gw1.fills".parse().unwrap();
+        let forgotten = world.log.forget_source(&source, false).unwrap();
+        assert_eq!(forgotten.partitions.len(), 1);
+        run_to_end(&mut delivery);
+        assert_eq!(world.told(), records(0, RECORDS).collect::<Vec<_>>());
+        assert_eq!(delivery.next(P0), Offset(RECORDS + 1), "{mode}");
+        let mut writer = writer(&world.log);
+        let record = NewRecord::data(Sequence(RECORDS + 1), 1, None, b"some bytes");
+        append(&mut writer, &world.topic, P0, record);
+        run_to_end(&mut delivery);
+        let after = records(RECORDS + 1, RECORDS + 2);
+        let told: Vec<_> = records(0, RECORDS).chain(after).collect();
+        assert_eq!(world.told(), told, "{mode}");
+    }
 }

@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 use teeline_core::{Epoch, Name, Offset, Partition, Sequence, SourceName};
 
 use crate::{
-    AppendError, DiskStorage, LastStored, Progress, ReadError, Reader, RepairError, RepairedSource,
-    ResumeError, ResumePoint, Succession, Topic, TopicConfig, Writer, WriterError, format,
+    AppendError, DiskStorage, ForgetError, ForgottenSource, LastStored, Progress, ReadError,
+    Reader, RepairError, RepairedSource, ResumeError, ResumePoint, Succession, Topic, TopicConfig,
+    Writer, WriterError, format,
     helper::Helper,
     storage::{Access, Holder, LockError, Storage, StorageError, describe, remove_if_there},
     topic::{self, Env},
@@ -566,6 +567,26 @@ impl Log {
         apply: bool,
     ) -> Result<RepairedSource, RepairError> {
         writer::repair(self, source, through, apply)
+    }
+
+    /// Forgets a source whose work here is over: its numbers in every partition of every topic, and its files. Its records stay.
+    /// Each partition that knew of it gets a record that says so, [`Control::Forgotten`](crate::Control::Forgotten), with which it
+    /// has forgotten it whole or not at all, whoever is killed when; done again, it goes on where it had come to. Others may
+    /// append and read meanwhile. With `dry_run` nothing is changed.
+    ///
+    /// Nothing of the source is recognised afterwards: a message that comes again is stored anew, and an epoch that was over is
+    /// accepted. So forget a source only when nobody will send anything of it again, no ring or outbox that may be replayed,
+    /// and when every consumer has read it to its end. One that comes back under its old name begins with a larger epoch: consumers
+    /// may still go by what they remember of the old one.
+    ///
+    /// # Errors
+    /// When its writer is alive, or a partition is damaged, stopped or busy. Damage is found before anything is forgotten.
+    pub fn forget_source(
+        &self,
+        source: &SourceName,
+        dry_run: bool,
+    ) -> Result<ForgottenSource, ForgetError> {
+        writer::forget(self, source, dry_run)
     }
 
     /// Where a source has come to: its progress, and its last durable record in each partition. Settles every

@@ -431,6 +431,10 @@ impl LockFile for DiskLock {
             })
     }
 
+    fn is_in_place(&self) -> Result<bool> {
+        Ok(self.latch.is_in_place()?)
+    }
+
     fn try_acquire(&self) -> Result<bool> {
         Ok(self.latch.try_lock()?)
     }

@@ -77,6 +77,6 @@ pub use topic::{
 };
 pub use upkeep::{Passed, Upkeep, UpkeepError};
 pub use writer::{
-    EpochEnded, LastStored, RepairedSource, ResumeError, ResumePoint, Succession, Writer,
-    WriterError,
+    EpochEnded, ForgetError, ForgottenIn, ForgottenSource, LastStored, RepairedSource, ResumeError,
+    ResumePoint, Succession, Writer, WriterError,
 };

@@ -10,6 +10,7 @@ mod appender;
 mod changes;
 mod compact;
 mod durability;
+mod forget;
 mod keys;
 mod reload;
 mod repair;

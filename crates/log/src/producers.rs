@@ -9,7 +9,7 @@ use crate::{
     append::{Answer, NewRecord},
     format::{
         batch,
-        record::{Encoded, VerifiedRecords},
+        record::{Control, Encoded, VerifiedRecords},
         snapshot::Last,
     },
 };
@@ -36,12 +36,12 @@ impl Producers {
         }
     }
 
-    /// Takes in what another snapshot knows.
+    /// Takes in what another snapshot knows. Of a source that was forgotten and began again, the later record counts, whatever
+    /// its number.
     pub(crate) fn merge(&mut self, other: &Self) {
         for (source, last) in &other.last {
             let known = self.last.get(source);
-            if known.is_none_or(|known| (known.epoch, known.sequence) < (last.epoch, last.sequence))
-            {
+            if known.is_none_or(|known| known.offset < last.offset) {
                 self.last.insert(*source, *last);
             }
         }
@@ -64,6 +64,10 @@ impl Producers {
         let mut newest: Option<Encoded<'_>> = None;
         for (record, _) in VerifiedRecords::new(bytes) {
             let Some(identity) = record.identity else {
+                if matches!(record.control, Some(Control::Forgotten { .. })) {
+                    self.take(header.base, newest.take().as_ref());
+                    self.take(header.base, Some(&record));
+                }
                 continue;
             };
             match newest.and_then(|newest| newest.identity) {
@@ -78,21 +82,30 @@ impl Producers {
         self.take(header.base, newest.as_ref());
     }
 
-    /// Takes in a record that is in the log, if it is its source's newest.
+    /// Takes in a record that is in the log, if it is its source's newest; or forgets a source, if that is what it says.
+    /// What is known of a source from behind the record stays: it may be a snapshot that knows it.
     pub(crate) fn take(&mut self, base: Offset, record: Option<&Encoded<'_>>) {
         let Some(record) = record else { return };
+        let offset = Offset(base.0 + u64::from(record.offset_delta));
+        let is_behind = |known: &Last| known.offset >= offset;
         let Some(identity) = record.identity else {
+            if let Some(Control::Forgotten { source, .. }) = record.control
+                && !self.last(source).is_some_and(is_behind)
+            {
+                self.last.remove(&source);
+            }
             return;
         };
-        let known = self.last.get(&identity.source);
-        if known.is_some_and(|known| (known.epoch, known.sequence) >= identity.numbers()) {
+        let is_newer =
+            |known: &Last| is_behind(known) || (known.epoch, known.sequence) >= identity.numbers();
+        if self.last(identity.source).is_some_and(is_newer) {
             return;
         }
         let last = Last {
             epoch: identity.epoch,
             sequence: identity.sequence,
             digest: record.digest(),
-            offset: Offset(base.0 + u64::from(record.offset_delta)),
+            offset,
         };
         self.last.insert(identity.source, last);
     }
@@ -173,4 +186,97 @@ fn repeat(known: &Last, record: &NewRecord<'_>) -> Answer {
 /// Whether the record is a gap that claims a sequence which is stored, or is about to be.
 fn covers(record: &NewRecord<'_>, largest: Sequence) -> bool {
     record.gap_first.is_some_and(|first| first <= largest)
+}
+
+#[cfg(test)]
+mod tests {
+    use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
+
+    use super::Producers;
+    use crate::format::{
+        batch::{Builder, Place},
+        record::{Control, Fields},
+        snapshot::Last,
+    };
+
+    const SOURCE: SourceId = SourceId(7);
+    const EPOCH: Epoch = Epoch(1);
+
+    fn take_in(producers: &mut Producers, offset: u64, fields: &[Fields<'_>]) {
+        let mut builder = Builder::default();
+        builder.clear();
+        for fields in fields {
+            builder.push(*fields);
+        }
+        let (bytes, header) = builder.finish(Place {
+            base: Offset(offset),
+            term: 1,
+            durable: Offset(0),
+            previous: 0,
+        });
+        let bytes = bytes.to_vec();
+        producers.apply(&header, &bytes);
+    }
+
+    fn message<'a>(number: u64) -> Fields<'a> {
+        Fields {
+            identity: Some(Identity {
+                source: SOURCE,
+                epoch: EPOCH,
+                sequence: Sequence(number),
+            }),
+            ..Fields::default()
+        }
+    }
+
+    fn forgotten<'a>() -> Fields<'a> {
+        Fields {
+            control: Some(Control::Forgotten {
+                source: SOURCE,
+                epoch: EPOCH,
+            }),
+            ..Fields::default()
+        }
+    }
+
+    fn snapshot(number: u64, offset: u64) -> Producers {
+        let last = Last {
+            epoch: EPOCH,
+            sequence: Sequence(number),
+            digest: 0,
+            offset: Offset(offset),
+        };
+        Producers::from_entries(vec![(SOURCE, last)])
+    }
+
+    fn known(producers: &Producers) -> Option<(u64, u64)> {
+        let last = producers.last(SOURCE)?;
+        Some((last.sequence.0, last.offset.0))
+    }
+
+    #[test]
+    fn a_source_may_be_forgotten_and_begin_again_within_one_batch() {
+        let mut producers = Producers::default();
+        take_in(&mut producers, 10, &[message(3), message(4), forgotten()]);
+        assert_eq!(known(&producers), None);
+        take_in(&mut producers, 20, &[message(8), forgotten(), message(1)]);
+        assert_eq!(known(&producers), Some((1, 22)));
+    }
+
+    /// Repair has two snapshots and walks over the whole log: what is known from later on counts, although its numbers are
+    /// smaller and its records may be gone.
+    #[test]
+    fn what_a_snapshot_knows_from_behind_is_not_taken_back() {
+        let mut producers = snapshot(100, 150);
+        producers.merge(&snapshot(5, 200));
+        assert_eq!(known(&producers), Some((5, 200)));
+        take_in(&mut producers, 140, &[message(99)]);
+        take_in(&mut producers, 150, &[message(100)]);
+        take_in(&mut producers, 180, &[forgotten()]);
+        assert_eq!(known(&producers), Some((5, 200)));
+        producers.merge(&snapshot(100, 150));
+        take_in(&mut producers, 200, &[message(5)]);
+        take_in(&mut producers, 201, &[message(6)]);
+        assert_eq!(known(&producers), Some((6, 201)));
+    }
 }

@@ -394,7 +394,7 @@ pub(crate) fn lost_from(header: &Header, bytes: &[u8]) -> Option<Offset> {
         Control::Lost { first, last } if last.0.checked_add(1) == Some(header.base.0) => {
             Some(first)
         }
-        Control::Lost { .. } | Control::Gap { .. } => None,
+        Control::Lost { .. } | Control::Gap { .. } | Control::Forgotten { .. } => None,
     }
 }
 

@@ -324,6 +324,13 @@ pub trait LockFile: fmt::Debug + Send + Sync {
     /// When it was held all the time.
     fn acquire(&self, patience: Duration) -> Result<(), LockError>;
 
+    /// Whether the file still has its name. A lock that was waited for may be that of a file that was removed meanwhile: it keeps
+    /// nobody out who opens the name anew.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    fn is_in_place(&self) -> Result<bool>;
+
     /// Takes the lock if nobody holds it, and says whether it did. Cheap, and leaves no note of the holder.
     ///
     /// # Errors

@@ -1,8 +1,9 @@
 //! The one writer of a source: holds its lock for life, appends under its identity, and records its progress.
 
+mod forget;
 mod repair;
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use teeline_core::{Epoch, Name, Offset, Partition, Sequence, SourceName};
 
@@ -16,6 +17,8 @@ use crate::{
     topic::Placed,
 };
 
+pub(crate) use forget::forget;
+pub use forget::{ForgetError, ForgottenIn, ForgottenSource};
 pub use repair::RepairedSource;
 pub(crate) use repair::repair;
 
@@ -282,22 +285,7 @@ impl Writer {
         epoch: Epoch,
         succession: Succession,
     ) -> Result<Self, WriterError> {
-        let env = log.env();
-        if env.options.access == Access::Read {
-            return Err(WriterError::ReadOnly {
-                root: env.root.clone(),
-            });
-        }
-        let lock = env.storage.lock_file(&lock_path(log, source))?;
-        lock.acquire(env.options.patience)
-            .map_err(|error| match error {
-                LockError::Held { holder, .. } => WriterError::Held {
-                    source_name: source.clone(),
-                    holder,
-                },
-                LockError::Storage(error) => error.into(),
-            })?;
-        refuse_taken_hash(log, source)?;
+        let lock = become_writer(log, source)?;
         let slot = read_slot(log, source)?;
         let on_record = recorded(log, source, slot.as_ref())?;
         if let Some(on_record) = on_record
@@ -495,6 +483,40 @@ fn recorded(
         }
     }
     Ok(latest)
+}
+
+/// Takes a source's lock, so that nobody else is its writer.
+fn become_writer(log: &Log, source: &SourceName) -> Result<Box<dyn LockFile>, WriterError> {
+    let env = log.env();
+    if env.options.access == Access::Read {
+        return Err(WriterError::ReadOnly {
+            root: env.root.clone(),
+        });
+    }
+    let lock = take_lock(log, source, env.options.patience).map_err(|error| match error {
+        LockError::Held { holder, .. } => WriterError::Held {
+            source_name: source.clone(),
+            holder,
+        },
+        LockError::Storage(error) => error.into(),
+    })?;
+    refuse_taken_hash(log, source)?;
+    Ok(lock)
+}
+
+/// Takes the lock file of a source, and not one that was removed while it was waited for.
+fn take_lock(
+    log: &Log,
+    source: &SourceName,
+    patience: Duration,
+) -> Result<Box<dyn LockFile>, LockError> {
+    loop {
+        let lock = log.storage().lock_file(&lock_path(log, source))?;
+        lock.acquire(patience)?;
+        if lock.is_in_place()? {
+            return Ok(lock);
+        }
+    }
 }
 
 /// Refuses a source whose hash is that of another source of this log.

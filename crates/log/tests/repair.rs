@@ -78,7 +78,7 @@ fn read(topic: &Topic) -> (Records, Vec<(u64, u64)>) {
                 assert!(last == record.offset || last.0 + 1 == record.offset.0);
                 lost.push((first.0, last.0));
             }
-            Some(Control::Gap { .. }) => panic!("nobody sent one"),
+            Some(Control::Gap { .. } | Control::Forgotten { .. }) => panic!("nobody sent one"),
         });
         match polled {
             Ok(0) => return (records, lost),

@@ -9,9 +9,12 @@
 
 use std::{
     fmt,
-    fs::File,
+    fs::{self, File},
     io,
-    os::{fd::AsRawFd, unix::fs::FileExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, MetadataExt},
+    },
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -171,6 +174,20 @@ impl Latch {
     pub fn lock_within(&self, patience: Duration) -> Result<(), LockError> {
         wait_within(&self.file, &self.path, patience, Kind::Exclusive)?;
         Ok(write_note(&self.file, &self.path)?)
+    }
+
+    /// Whether the file still has the name that it was opened by: nobody removed or replaced it.
+    ///
+    /// # Errors
+    /// When the system refuses to say.
+    pub fn is_in_place(&self) -> Result<bool> {
+        let context = |error| Error::new("look at", &self.path, error);
+        let here = self.file.metadata().map_err(context)?;
+        match fs::metadata(&self.path) {
+            Ok(there) => Ok((here.dev(), here.ino()) == (there.dev(), there.ino())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(context(error)),
+        }
     }
 
     /// Gives the lock up; fine if it is not held.

@@ -249,7 +249,9 @@ impl Content {
                                 .entry(place.clone())
                                 .or_default()
                                 .push((epoch, first, last)),
-                            Some(Control::Lost { .. }) => unreachable!("pushed above"),
+                            Some(Control::Lost { .. } | Control::Forgotten { .. }) => {
+                                unreachable!("the one is pushed above, the other has no identity")
+                            }
                         }
                     })
                     .unwrap()

@@ -8,10 +8,10 @@ mod groups;
 mod grow;
 mod moment;
 mod repair;
+mod sources;
 
 use std::{
     collections::BTreeMap,
-    fmt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -126,11 +126,8 @@ pub(crate) enum LogVerb {
         #[arg(long)]
         group: Option<Name>,
     },
-    /// List the sources that write here, and how far each has come.
-    Sources {
-        /// The log's directory.
-        root: PathBuf,
-    },
+    /// List the sources that write here, and how far each has come; or forget one.
+    Sources(sources::SourcesArgs),
 }
 
 impl LogVerb {
@@ -205,7 +202,7 @@ impl LogVerb {
             }
             Self::Verify { root, topic } => verify(&open(&root)?, topic.as_ref(), out),
             Self::Offsets { root, group } => offsets(&open(&root)?, group.as_ref(), out),
-            Self::Sources { root } => sources(&open(&root)?, out),
+            Self::Sources(sources) => sources.run(out),
         }?;
         // A last line that did not arrive, as on a full disk, is a failure.
         out.flush()?;
@@ -428,7 +425,8 @@ struct RecordLine<'a> {
     kind: u16,
     schema_id: u32,
     schema_version: u16,
-    /// `gap` or `lost` for control records; then `first` and `last` are the missing sequences or offsets.
+    /// `gap` or `lost` for control records; then `first` and `last` are the missing sequences or offsets. Or `forgotten`; then
+    /// `source_id` and `epoch` say who is.
     control: Option<&'static str>,
     first: Option<u64>,
     last: Option<u64>,
@@ -446,11 +444,17 @@ impl Printer<'_> {
         record: &Record<'_>,
     ) -> Result<(), Failure> {
         let identity = record.identity;
-        let name = identity.and_then(|identity| self.names.get(&identity.source.0));
+        let (source, epoch) = match (record.control, identity) {
+            (Some(Control::Forgotten { source, epoch }), _) => (Some(source), Some(epoch)),
+            (_, Some(identity)) => (Some(identity.source), Some(identity.epoch)),
+            (_, None) => (None, None),
+        };
+        let name = source.and_then(|source| self.names.get(&source.0));
         let (control, first, last) = match record.control {
             None => (None, None, None),
             Some(Control::Gap { first, last }) => (Some("gap"), Some(first.0), Some(last.0)),
             Some(Control::Lost { first, last }) => (Some("lost"), Some(first.0), Some(last.0)),
+            Some(Control::Forgotten { .. }) => (Some("forgotten"), None, None),
         };
         if self.out.is_json() {
             return self.out.object(&RecordLine {
@@ -459,8 +463,8 @@ impl Printer<'_> {
                 offset: record.offset.0,
                 append_time_ns: record.append_time_ns,
                 source: name.map(|name| name.as_str()),
-                source_id: identity.map(|identity| identity.source.to_string()),
-                epoch: identity.map(|identity| identity.epoch.0),
+                source_id: source.map(|source| source.to_string()),
+                epoch: epoch.map(|epoch| epoch.0),
                 sequence: identity.map(|identity| identity.sequence.0),
                 kind: record.kind,
                 schema_id: record.schema_id,
@@ -474,15 +478,17 @@ impl Printer<'_> {
             });
         }
         let place = format!("{topic}/{partition}@{}", record.offset);
-        let who = match identity {
-            None => "-".to_owned(),
-            Some(identity) => {
-                let source: &dyn fmt::Display = name.map_or(&identity.source, |name| name);
-                format!("{source}/{}/{}", identity.epoch, identity.sequence)
-            }
+        let mut who = match (&source, name) {
+            (_, Some(name)) => name.to_string(),
+            (Some(source), None) => source.to_string(),
+            (None, None) => "-".to_owned(),
         };
+        if let Some(identity) = identity {
+            who = format!("{who}/{}/{}", identity.epoch, identity.sequence);
+        }
         let what = match (control, first, last) {
             (Some("gap"), Some(first), Some(last)) => format!("gap: {first} to {last} never came"),
+            (Some("forgotten"), ..) => "forgotten: what came before is not recognised".to_owned(),
             (Some(_), Some(first), Some(last)) => format!("lost: offsets {first} to {last}"),
             _ => {
                 let key = record
@@ -646,64 +652,6 @@ fn lag(log: &Log, offset: &GroupOffset) -> Result<(Offset, u64), Failure> {
         .lag(offset.partition, offset.next)
         .map_err(Failure::new)?;
     Ok((end, lag))
-}
-
-#[derive(Serialize)]
-struct SourceLine {
-    source: String,
-    source_id: String,
-    epoch: u64,
-    through: u64,
-    routed: u64,
-    skipped: u64,
-    duplicate: u64,
-    lost: u64,
-    ended: bool,
-}
-
-fn sources(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
-    let mut rows = Vec::new();
-    for (name, progress) in log.sources().map_err(Failure::new)? {
-        let line = SourceLine {
-            source: name.to_string(),
-            source_id: name.id().to_string(),
-            epoch: progress.epoch.0,
-            through: progress.through.0,
-            routed: progress.routed,
-            skipped: progress.skipped,
-            duplicate: progress.duplicate,
-            lost: progress.lost,
-            ended: progress.ended,
-        };
-        if out.is_json() {
-            out.object(&line)?;
-        } else {
-            rows.push(vec![
-                line.source,
-                line.epoch.to_string(),
-                line.through.to_string(),
-                line.routed.to_string(),
-                line.skipped.to_string(),
-                line.duplicate.to_string(),
-                line.lost.to_string(),
-                if line.ended { "yes" } else { "no" }.to_owned(),
-            ]);
-        }
-    }
-    if !out.is_json() {
-        let heads = [
-            "source",
-            "epoch",
-            "through",
-            "routed",
-            "skipped",
-            "duplicate",
-            "lost",
-            "ended",
-        ];
-        out.table(&heads, &rows)?;
-    }
-    Ok(Answer::Fine)
 }
 
 fn source_names(log: &Log) -> Result<BTreeMap<u64, SourceName>, Failure> {

@@ -371,7 +371,10 @@ fn read(topic: &Topic, mut f: impl FnMut(Partition, &Record<'_>)) -> Result<(), 
         let start = topic.start(partition).map_err(unreadable)?;
         let mut reader = topic.reader(partition, start).map_err(unreadable)?;
         let mut seen = |record: &Record<'_>| {
-            if !matches!(record.control, Some(Control::Lost { .. })) {
+            if !matches!(
+                record.control,
+                Some(Control::Lost { .. } | Control::Forgotten { .. })
+            ) {
                 f(partition, record);
             }
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use teeline_core::{Name, Offset, Partition};
-use teeline_log::{Log, Record, Topic, sqlite::Database as Sqlite};
+use teeline_log::{Control, Log, Record, Topic, sqlite::Database as Sqlite};
 
 use super::{
     DeliveryError, Handler, Mode, Options,
@@ -388,9 +388,11 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
                 return;
             }
             let read = |record: &Record<'_>| handler.read(record, place);
-            let task = match &sorter {
-                Some(sorter) => sorter.sort(record, place, read),
-                None => read(record).map(Task::Apply),
+            let task = match (&sorter, record.control) {
+                // The log's own affair: no message came or is lost.
+                (_, Some(Control::Forgotten { .. })) => Ok(Task::Skip),
+                (Some(sorter), _) => sorter.sort(record, place, read),
+                (None, _) => read(record).map(Task::Apply),
             };
             match task {
                 Ok(task) => batch.push(Entry {

@@ -57,7 +57,7 @@ pub(super) struct Entry<M> {
 pub(super) enum Task<M> {
     /// The handler applies it.
     Apply(M),
-    /// It was decided before: nothing.
+    /// Nothing: it was decided before, or is not for the handler.
     Skip,
     /// It stands behind a message with the same key, and is set aside.
     Wait(Box<Copied>),

@@ -457,6 +457,18 @@ impl LockFile for FakeLock {
         Ok(())
     }
 
+    fn is_in_place(&self) -> Result<bool> {
+        let FakeHandle {
+            shared,
+            pid,
+            node,
+            path,
+        } = &self.handle;
+        let world = shared.lock();
+        world.alive(*pid, path)?;
+        Ok(world.node(path) == Some(*node))
+    }
+
     fn try_acquire(&self) -> Result<bool> {
         let FakeHandle {
             shared,

@@ -256,7 +256,7 @@ pub struct Builder {
     summed: usize,
     count: u32,
     time_max_ns: u64,
-    /// Where the last record with an identity begins.
+    /// Where the last record begins that says something of a source.
     last_pos: Option<usize>,
 }
 
@@ -277,7 +277,9 @@ impl Builder {
         record.offset_delta = self.count;
         self.time_max_ns = self.time_max_ns.max(record.append_time_ns);
         self.count += 1;
-        if record.identity.is_some() {
+        if record.identity.is_some()
+            || matches!(record.control, Some(record::Control::Forgotten { .. }))
+        {
             self.last_pos = Some(self.bytes.len());
         }
         record.encode_unsummed(&mut self.bytes);
@@ -304,7 +306,7 @@ impl Builder {
         }
     }
 
-    /// The record with an identity that was pushed last.
+    /// The record that says something of a source and was pushed last.
     pub(crate) fn last(&self) -> Option<record::Encoded<'_>> {
         let bytes = self.bytes.get(self.last_pos?..)?;
         record::Encoded::decode_verified(bytes).map(|(record, _)| record)

@@ -24,6 +24,7 @@ layout! { HEADER_BYTES = 64;
 const CONTROL_MASK: u16 = 0b11;
 const CONTROL_GAP: u16 = 1;
 const CONTROL_LOST: u16 = 2;
+const CONTROL_FORGOTTEN: u16 = 3;
 const HAS_IDENTITY: u16 = 1 << 2;
 const HAS_KEY: u16 = 1 << 3;
 const TOMBSTONE: u16 = 1 << 4;
@@ -58,14 +59,23 @@ pub enum Control {
         /// Last lost offset; the record itself has the next one.
         last: Offset,
     },
+    /// What was known of a source here is [forgotten](crate::Log::forget_source): of records in front of this one, no number is
+    /// recognised any more. It may begin again.
+    Forgotten {
+        /// The source.
+        source: SourceId,
+        /// The latest of its epochs that had stored anything here.
+        epoch: Epoch,
+    },
 }
 
 impl Control {
-    /// Its flag, and the range that it states.
+    /// Its flag, and the two numbers that it states.
     const fn parts(self) -> (u16, u64, u64) {
         match self {
             Self::Gap { first, last } => (CONTROL_GAP, first.0, last.0),
             Self::Lost { first, last } => (CONTROL_LOST, first.0, last.0),
+            Self::Forgotten { source, epoch } => (CONTROL_FORGOTTEN, source.0, epoch.0),
         }
     }
 }
@@ -157,9 +167,9 @@ impl Fields<'_> {
         out.extend_from_slice(key);
         match self.control {
             Some(control) => {
-                let (_, first, last) = control.parts();
-                out.extend_from_slice(&first.to_le_bytes());
-                out.extend_from_slice(&last.to_le_bytes());
+                let (_, one, other) = control.parts();
+                out.extend_from_slice(&one.to_le_bytes());
+                out.extend_from_slice(&other.to_le_bytes());
             }
             None if self.tombstone => {}
             None => out.extend_from_slice(self.value),
@@ -316,12 +326,12 @@ impl<'a> Encoded<'a> {
         if flags & HAS_KEY == 0 && key_bytes != 0 {
             return wrong("key_bytes", key_bytes.into());
         }
-        let range = || {
-            let (first, last) = value.split_first_chunk::<8>()?;
-            let last: &[u8; 8] = last.try_into().ok()?;
-            Some((u64::from_le_bytes(*first), u64::from_le_bytes(*last)))
+        let stated = || {
+            let (one, other) = value.split_first_chunk::<8>()?;
+            let other: &[u8; 8] = other.try_into().ok()?;
+            Some((u64::from_le_bytes(*one), u64::from_le_bytes(*other)))
         };
-        let control = match (flags & CONTROL_MASK, range()) {
+        let control = match (flags & CONTROL_MASK, stated()) {
             (0, _) => None,
             (CONTROL_GAP, Some((first, last))) if first <= last => Some(Control::Gap {
                 first: Sequence(first),
@@ -330,6 +340,10 @@ impl<'a> Encoded<'a> {
             (CONTROL_LOST, Some((first, last))) if first <= last => Some(Control::Lost {
                 first: Offset(first),
                 last: Offset(last),
+            }),
+            (CONTROL_FORGOTTEN, Some((source, epoch))) => Some(Control::Forgotten {
+                source: SourceId(source),
+                epoch: Epoch(epoch),
             }),
             _ => return wrong("flags", flags.into()),
         };
@@ -622,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn control_records_keep_their_range() {
+    fn control_records_keep_what_they_state() {
         for control in [
             Control::Gap {
                 first: Sequence(3),
@@ -631,6 +645,10 @@ mod tests {
             Control::Lost {
                 first: Offset(100),
                 last: Offset(100),
+            },
+            Control::Forgotten {
+                source: SourceId(9),
+                epoch: Epoch(3),
             },
         ] {
             let mut bytes = Vec::new();
@@ -641,6 +659,24 @@ mod tests {
             .encode(&mut bytes);
             assert_eq!(Encoded::decode(&bytes).unwrap().0.control, Some(control));
         }
+    }
+
+    #[test]
+    fn the_record_that_says_what_is_forgotten_stands_as_documented() {
+        let mut bytes = Vec::new();
+        Fields {
+            append_time_ns: 1_764_000_000_000_000_123,
+            control: Some(Control::Forgotten {
+                source: SourceId(0x1122_3344_5566_7788),
+                epoch: Epoch(77),
+            }),
+            ..Fields::default()
+        }
+        .encode(&mut bytes);
+        golden::check("record-forgotten-v1", &bytes);
+        assert_eq!(field::FLAGS.get(&bytes), 3);
+        assert_eq!(bytes[64..72], 0x1122_3344_5566_7788_u64.to_le_bytes());
+        assert_eq!(bytes[72..], 77_u64.to_le_bytes());
     }
 
     /// A repeat is told from a conflict by the digest: it must not depend on when the record was appended.

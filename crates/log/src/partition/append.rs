@@ -187,7 +187,7 @@ impl Appender {
     }
 
     /// Writes the batch in the builder, and lets others see it.
-    fn store(&mut self) -> Result<(), AppendError> {
+    pub(super) fn store(&mut self) -> Result<(), AppendError> {
         self.reserve_offsets()?;
         let (file_pos, header) = self.write(self.end.offset)?;
         self.active()?.index.note(file_pos, &header)?;

@@ -1,15 +1,15 @@
 //! Repairing the progress of a source: what can be found out from its records, and nothing beyond that.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use teeline_core::{Epoch, Offset, Sequence, SourceId, SourceName};
 
-use super::{lock_path, progress_path, read_slot};
+use super::{progress_path, read_slot, take_lock};
 use crate::{
     AppendError, Control, Finding, Log, ReadError, RepairError, ResumeError, Topic, TopicError,
     format::progress::{Progress, Slot},
     inspect, recovery,
-    storage::Access,
+    storage::{Access, LockError},
 };
 
 /// What repair found of a source's progress, and did or would do.
@@ -66,12 +66,12 @@ pub(crate) fn repair(
             let root = env.root.clone();
             return Err(AppendError::ReadOnly { root }.into());
         }
-        let lock = env.storage.lock_file(&lock_path(log, source))?;
-        if !lock.try_acquire()? {
-            return Err(RepairError::WriterAlive {
+        let lock = take_lock(log, source, Duration::ZERO).map_err(|error| match error {
+            LockError::Held { .. } => RepairError::WriterAlive {
                 source_name: source.to_string(),
-            });
-        }
+            },
+            LockError::Storage(error) => error.into(),
+        })?;
         Some(lock)
     } else {
         None

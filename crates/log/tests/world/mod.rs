@@ -309,7 +309,9 @@ impl World {
                         );
                         lost.push((first.0, last.0));
                     }
-                    Some(Control::Gap { .. }) => assert_eq!(record.offset.0, next),
+                    Some(Control::Gap { .. } | Control::Forgotten { .. }) => {
+                        assert_eq!(record.offset.0, next);
+                    }
                     None => {
                         assert_eq!(record.offset.0, next, "offsets have no holes");
                         let identity = record.identity.unwrap();

@@ -266,6 +266,7 @@ fn read(topic: &Topic, partition: Partition, sources: usize, compacted: bool) ->
                     found.lost.push((first.0, last.0));
                 }
                 Some(Control::Gap { .. }) => panic!("nobody sends gaps"),
+                Some(Control::Forgotten { .. }) => panic!("nobody forgets a source"),
                 None => {
                     assert!(
                         offset == next || compacted && offset > next,
