@@ -4,11 +4,15 @@
 
 mod world;
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
 
 use teeline_core::{Offset, Partition, Sequence};
 use teeline_log::{
     Durability, Log, LogOptions, NewRecord, ReadError, Succession, TopicConfig,
+    fake::{FakeDisk, Fault, Operation},
     format::{snapshot, state::State},
 };
 use world::{Crash, EPOCH, ROOT, World, options, source, topic_name};
@@ -172,4 +176,132 @@ fn the_clean_mark_does_not_outlive_the_first_append() {
         let last = log.last(&source(0), &topic, P0).unwrap().unwrap();
         assert_eq!(last.sequence, Sequence(4));
     }
+}
+
+/// What is cut off while somebody recovers may have been readable a moment before. A reader meets no damage in between: it waits,
+/// and goes on behind what is lost. That holds after a power cut, after a failed sync, and where what nobody had synced is no
+/// batch any more, from the moment that it is cut off.
+#[test]
+fn who_reads_while_somebody_recovers_meets_no_damage() {
+    for crash in [Crash::PowerCut, Crash::FailedSync, Crash::Kill] {
+        let config = TopicConfig {
+            segment_bytes: 64 << 10,
+            ..config(Durability::LeaveToOs)
+        };
+        // What a power cut takes is drawn.
+        for seed in 1..=if crash == Crash::PowerCut { 12 } else { 1 } {
+            let mut world = World::new(seed, config.clone(), 0);
+            world.open().unwrap();
+            let log = world.log.clone().unwrap();
+            fill(&log, 1, 3, 100);
+            let topic = log.topic(&topic_name()).unwrap();
+            topic.sync(P0).unwrap();
+            fill(&log, 4, 20, 1_000);
+            if crash == Crash::FailedSync {
+                world.disk.fail(Fault {
+                    operation: Operation::Sync,
+                    path_contains: ".log".to_owned(),
+                    nth: 1,
+                    kind: std::io::ErrorKind::Other,
+                });
+                topic.sync(P0).unwrap_err();
+            }
+            drop((log, topic));
+            world.restart(crash);
+            if crash == Crash::Kill {
+                let segment = file(&format!("{:020}.log", 0));
+                let mut bytes = world.disk.bytes(&segment);
+                bytes[9_000] ^= 1;
+                world.disk.set_bytes(&segment, &bytes);
+            }
+
+            let elsewhere = Log::open_on(world.disk.process(), ROOT, &options()).unwrap();
+            let elsewhere = elsewhere.topic(&topic_name()).unwrap();
+            let seen = Arc::new(Mutex::new(0));
+            let steps = Arc::clone(&seen);
+            let look = move |from: u64| {
+                let mut reader = elsewhere.reader(P0, Offset(from)).unwrap();
+                while reader.poll(10, |_| ()).expect("no damage") > 0 {}
+                reader.position()
+            };
+            let looks = look.clone();
+            let mut has_begun = crash != Crash::Kill;
+            world.disk.before_each(Some(Box::new(move |step| {
+                let writes = step.operation == Operation::Write;
+                has_begun |= writes && step.path.to_string_lossy().ends_with(".log");
+                if has_begun {
+                    *steps.lock().unwrap() += 1;
+                    for from in [0, 5, 10] {
+                        looks(from);
+                    }
+                }
+            })));
+            let log = Log::open_on(world.disk.process(), ROOT, &options()).unwrap();
+            let topic = log.topic(&topic_name()).unwrap();
+            let report = topic.recover(P0).unwrap();
+            world.disk.before_each(None);
+            assert!(report.recovered, "{crash:?}");
+            assert!(*seen.lock().unwrap() > 5);
+            assert_eq!(look(0), topic.end(P0).unwrap());
+        }
+    }
+}
+
+/// HAZARDS LG-09: the directory's sync behind a new snapshot fails, and its process says so, or dies before it could. Whoever
+/// goes on takes both anew: one that a power cut brings back later may lie where compaction has been.
+#[test]
+fn no_power_cut_brings_a_snapshot_back_whose_successor_was_seen() {
+    let mut cut_short = 0;
+    for seed in 1..=40 {
+        let mut world = World::new(seed, config(Durability::SyncEachBatch), 0);
+        world.open().unwrap();
+        let log = world.log.clone().unwrap();
+        fill(&log, 1, 5, 100);
+        let open = || Log::open_on(world.disk.process(), ROOT, &options()).unwrap();
+        let other = open();
+        let recover = |log: &Log| log.topic(&topic_name()).unwrap().recover(P0).unwrap();
+        recover(&other);
+        world.disk.fail(Fault {
+            operation: Operation::SyncDir,
+            path_contains: "fills/0".to_owned(),
+            nth: 1,
+            kind: std::io::ErrorKind::Other,
+        });
+        let (disk, process) = (world.disk.clone(), Arc::clone(&world.process));
+        if seed % 3 > 0 {
+            world.disk.before_each(Some(Box::new(move |_| {
+                if disk.failed() > 0 {
+                    disk.kill(&process);
+                }
+            })));
+        }
+        log.close().unwrap_err();
+        world.disk.before_each(None);
+        assert_eq!(world.disk.take_failed(), 1);
+        drop(log);
+
+        let unsynced = world.disk.fork();
+        unsynced.cut_power();
+        cut_short += u32::from(snapshots(&unsynced) != snapshots(&world.disk));
+        match seed % 3 {
+            1 => fill(&other, 6, 1, 100),
+            _ => drop(recover(&open())),
+        }
+        let taken = snapshots(&world.disk);
+        world.restart(Crash::PowerCut);
+        assert_eq!(snapshots(&world.disk), taken, "seed {seed}");
+    }
+    assert!(cut_short > 5, "{cut_short} would have come back");
+}
+
+/// Where the snapshots of producers were taken.
+fn snapshots(disk: &FakeDisk) -> Vec<(PathBuf, Offset)> {
+    let files = disk.files(ROOT.as_ref()).into_iter();
+    files
+        .filter(|path| path.to_string_lossy().contains("/producers.snapshot."))
+        .map(|path| {
+            let (at, _) = snapshot::decode(&disk.bytes(&path)).unwrap();
+            (path, at.offset)
+        })
+        .collect()
 }

@@ -78,7 +78,10 @@ impl Appender {
                 path: dir.clone(),
                 what: format!("no snapshot of producers can be read: {flaw}"),
             })?;
+        let dirty = self.page.load(Word::Dirty);
         if stopped {
+            // What is gone from here on may be read until then: readers wait, and take it for no damage.
+            self.page.store(Word::Dirty, 1)?;
             self.forget_unsynced(start.segment, known)?;
         }
         if doubtful {
@@ -128,6 +131,10 @@ impl Appender {
             return Ok(());
         }
         if found.damage.is_some() {
+            if stopped {
+                self.page.store(Word::Dirty, dirty)?;
+                self.page.wake(Word::Wake)?;
+            }
             return self.show_damaged(&found, current);
         }
         let answered_end = if current && is_reachable(page_end, self.state.recovery.offset) {
