@@ -12,7 +12,7 @@ use teeline_log::{
     Severity, Succession, Topic, TopicConfig,
     fake::{FakeDisk, Fault, Operation},
     format::batch,
-    storage::Access,
+    storage::{Access, Storage as _},
     verify,
 };
 use world::{Crash, EPOCH, ROOT, Seed, World, options, seeds, source, topic_name, value};
@@ -596,6 +596,54 @@ fn gd_04_a_write_that_failed_is_retried_and_stored_once() {
             world.check(None);
             assert_eq!(world.last_known(0, 0), 40);
             assert_eq!(world.oracle.known.len(), 40);
+        }
+    }
+}
+
+/// HAZARDS GD-04: under a policy that syncs, a duplicate is one of a record that is synced: who hears of it may forget what he
+/// sent. It was written before, and could not be synced, because somebody was syncing for too long, or is to be synced later.
+#[test]
+fn gd_04_a_duplicate_is_answered_only_for_what_is_durable() {
+    let hour = Duration::from_secs(3600);
+    for durability in [Durability::SyncEachBatch, Durability::SyncEvery(hour)] {
+        for seed in seeds(20) {
+            let _seed = Seed(seed);
+            let mut world = World::new(seed, config(durability), 1);
+            world.open().unwrap();
+            world.append(0, 0, &[1]).unwrap();
+            let frozen = world.disk.process();
+            let path = PathBuf::from(ROOT).join("fills/0/sync.lock");
+            let turn = frozen.lock_file(&path).unwrap();
+            assert!(turn.try_acquire().unwrap());
+            let topic = world.topic();
+            let value = value(0, 2);
+            let batch = [NewRecord::data(Sequence(2), 1, Some(b"k"), &value)];
+            let mut append = || world.writers[0].append(&topic, P0, &batch);
+            let first = append();
+            match durability {
+                Durability::SyncEachBatch => {
+                    assert!(matches!(first, Err(AppendError::Busy { .. })), "{first:?}");
+                }
+                _ => assert!(first.unwrap().durable < Offset(2)),
+            }
+            let again = append();
+            assert!(matches!(again, Err(AppendError::Busy { .. })), "{again:?}");
+            turn.release();
+            let answer = append().unwrap();
+            assert!(
+                matches!(*answer.answers, [Answer::Duplicate { .. }]),
+                "{answer:?}"
+            );
+            assert_eq!(answer.durable, Offset(2));
+            drop(topic);
+            world.restart(Crash::PowerCut);
+            let topic = world.open().unwrap();
+            let mut reader = topic.reader(P0, Offset(0)).unwrap();
+            let mut found = Vec::new();
+            let read = reader.poll(10, |record| found.extend(record.identity));
+            read.unwrap();
+            let numbers: Vec<_> = found.iter().map(|identity| identity.sequence.0).collect();
+            assert_eq!(numbers, [1, 2], "{durability}");
         }
     }
 }

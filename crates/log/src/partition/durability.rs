@@ -411,9 +411,10 @@ mod tests {
 
     use teeline_core::{Epoch, Offset, Partition, Sequence};
 
+    use super::CEILING_STEP;
     use crate::{
         AppendError, Durability, Log, LogOptions, NewRecord, Succession, TopicConfig, Writer,
-        fake::{FakeDisk, written_topic},
+        fake::{FakeDisk, Fault, Operation, written_topic},
         format::state::State,
         partition, recovery,
         storage::StorageError,
@@ -453,6 +454,44 @@ mod tests {
         append(&mut writer, &topic, 4).unwrap();
         let seen = partition.with_appender(|appender| Ok(appender.state));
         assert_eq!(seen.unwrap(), state);
+    }
+
+    /// Offsets were reserved for a batch that was never written: a recovery point that was planned before it, or after, gives
+    /// none of them free.
+    #[test]
+    fn a_recovery_point_that_is_taken_aside_lowers_no_ceiling() {
+        let disk = FakeDisk::new(1);
+        let log = Log::create_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+        let config = TopicConfig {
+            durability: Durability::LeaveToOs,
+            ..TopicConfig::default()
+        };
+        let topic = log.create_topic(&"fills".parse().unwrap(), &config);
+        let (topic, source) = (topic.unwrap(), "gw1.fills".parse().unwrap());
+        let mut writer = log
+            .writer(&source, Epoch(1), Succession::AfterDrain)
+            .unwrap();
+        let many: Vec<_> = (1..=1_000)
+            .map(|number| NewRecord::data(Sequence(number), 1, None, &[]))
+            .collect();
+        disk.fail(Fault {
+            operation: Operation::Write,
+            path_contains: ".log".to_owned(),
+            nth: 2,
+            kind: io::ErrorKind::Other,
+        });
+        writer.append(&topic, P0, &many).unwrap_err();
+        append(&mut writer, &topic, 1).unwrap();
+        let partition = topic.partition(P0).unwrap();
+        let newest = || State::newest(&disk.bytes(&recovery::state_path(partition.dir()))).unwrap();
+        let before = newest();
+        assert_eq!(before.ceiling, Offset(1_000 + CEILING_STEP));
+        let planned = partition
+            .with_appender(|appender| appender.locked(|appender| Ok(appender.plan_checkpoint()?)))
+            .unwrap();
+        partition.checkpoint_aside(&planned).unwrap();
+        assert_eq!(newest().recovery.offset, Offset(1));
+        assert_eq!(newest().ceiling, before.ceiling);
     }
 
     /// HAZARDS LG-09: a sync of somebody else fails after the lock was taken here. The kernel has told of it, so a sync here
