@@ -1,4 +1,5 @@
-//! What the bridge has on record of a source: a TOML file in the log's directory of sources.
+//! What the bridge has on record of a source: a TOML file in the log's directory of sources, with a checksum as the log's own
+//! text files have it.
 
 use std::{
     fs, io,
@@ -6,7 +7,8 @@ use std::{
 };
 
 use teeline_core::SourceName;
-use teeline_log::Log;
+use teeline_log::{Log, format::text};
+use teeline_os::file;
 use toml::Table;
 
 use crate::config::{Fields, Problem};
@@ -16,18 +18,27 @@ pub(crate) fn path(log: &Log, source: &SourceName, kind: &str) -> PathBuf {
     log.root().join("sources").join(format!("{source}.{kind}"))
 }
 
-/// The text of a record; `None` if there is none.
-pub(crate) fn read(path: &Path) -> teeline_os::Result<Option<String>> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
+/// The bytes of a record; `None` if there is none.
+pub(crate) fn read(path: &Path) -> teeline_os::Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(teeline_os::Error::new("read", path, error)),
     }
 }
 
+/// Puts a record in place, durably, with its checksum.
+pub(crate) fn write(path: &Path, record: String) -> teeline_os::Result<()> {
+    file::replace_atomically(path, text::seal(record).as_bytes(), 0o644)
+}
+
 /// What `take` makes of a record, or the first thing that is wrong with the record.
-pub(crate) fn parse<T>(text: &str, take: impl FnOnce(Fields<'_>) -> T) -> Result<T, String> {
-    let table: Table = text
+pub(crate) fn parse<T>(
+    bytes: &[u8],
+    version: u32,
+    take: impl FnOnce(Fields<'_>) -> T,
+) -> Result<T, String> {
+    let table: Table = text::open(bytes, version)?
         .parse()
         .map_err(|error: toml::de::Error| error.message().to_owned())?;
     let mut problems: Vec<Problem> = Vec::new();

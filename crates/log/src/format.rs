@@ -16,7 +16,7 @@ pub mod progress;
 pub mod record;
 pub mod snapshot;
 pub mod state;
-pub(crate) mod text;
+pub mod text;
 pub mod watermark;
 
 /// Version of all structures in this module. A reader refuses any other.

@@ -17,7 +17,7 @@ use teeline_core::{Epoch, Identity, Name, Offset, Partition, Sequence, SourceNam
 use teeline_log::{
     Compaction, Damage, Durability, Finding, Log, LogOptions, NewRecord, OpenError, Passed,
     Progress, ReadError, Retention, Severity, Succession, Topic, TopicConfig, TopicError, Writer,
-    format::watermark::Word,
+    format::{text, watermark::Word},
     groups::{GroupOffset, MemberOptions},
     verify,
 };
@@ -156,6 +156,17 @@ impl Whole {
             .unwrap();
         drop((writers, fills, latest));
         log.close().unwrap();
+        // What the users of a log keep beside the progress of a source.
+        for (ending, content) in [
+            ("routes", "[[version]]\nfrom = 1\nothers = \"skip\"\n"),
+            (
+                "sessions",
+                "[[session]]\nepoch = 77\nname = \"000010059B\"\n",
+            ),
+        ] {
+            let path = root.join(format!("sources/{}.{ending}", source(1)));
+            fs::write(path, text::seal(format!("format = 1\n{content}"))).unwrap();
+        }
         // Brings the mirror up to date.
         let groups = log.groups().unwrap();
         // As of somebody who was killed: his commits stand in the write-ahead file.
@@ -196,6 +207,8 @@ impl Whole {
             ("teeline-log.toml", 1),
             ("topic.toml", 2),
             (".progress", 2),
+            (".routes", 1),
+            (".sessions", 1),
             ("/state", 4),
             ("/watermark", 4),
             ("next.segment", 1),

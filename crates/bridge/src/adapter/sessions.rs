@@ -11,7 +11,6 @@ use teeline_core::{Epoch, SourceName, time::Clock};
 use teeline_feed::Session;
 use teeline_log::Log;
 use teeline_os::{
-    file,
     lock::{LockError, OfdLock},
     state::{StateDir, StateError},
 };
@@ -23,7 +22,7 @@ use crate::{
 };
 
 /// Version of the file.
-const FORMAT: u64 = 1;
+const FORMAT: u32 = 1;
 
 /// How long the lock is waited for: it is held only while one session gets its epoch.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -73,10 +72,10 @@ impl RecordedSessions {
 
     /// Reads what was put on record since.
     pub(super) fn refresh(&mut self) -> Result<(), SessionsError> {
-        let Some(text) = record::read(&self.path)? else {
+        let Some(bytes) = record::read(&self.path)? else {
             return Ok(());
         };
-        self.known = parse(&text).map_err(|what| SessionsError::Damaged {
+        self.known = parse(&bytes).map_err(|what| SessionsError::Damaged {
             path: self.path.clone(),
             what,
         })?;
@@ -138,7 +137,7 @@ impl RecordedSessions {
                 let epoch = state.next_epoch(source, clock)?;
                 let mut known = self.known.clone();
                 known.push((epoch, session));
-                file::replace_atomically(&self.path, to_toml(&known).as_bytes(), 0o644)?;
+                record::write(&self.path, to_toml(&known))?;
                 self.known = known;
                 epoch
             }
@@ -161,8 +160,8 @@ impl RecordedSessions {
     }
 }
 
-fn parse(text: &str) -> Result<Vec<(Epoch, Session)>, String> {
-    let known = record::parse(text, take)?;
+fn parse(bytes: &[u8]) -> Result<Vec<(Epoch, Session)>, String> {
+    let known = record::parse(bytes, FORMAT, take)?;
     if known.is_empty() {
         return Err("it names no session".to_owned());
     }
@@ -178,7 +177,7 @@ fn parse(text: &str) -> Result<Vec<(Epoch, Session)>, String> {
 }
 
 fn take(mut fields: Fields<'_>) -> Vec<(Epoch, Session)> {
-    let _known: Option<u64> = fields.need("format", whole(FORMAT, FORMAT));
+    let _known: Option<u64> = fields.need("format", whole(FORMAT.into(), FORMAT.into()));
     let sessions = fields.tables("session", |mut entry| {
         let epoch = entry.need("epoch", whole(1, u64::MAX));
         let name = entry.need("name", parsed::<Session>);
@@ -199,7 +198,7 @@ fn to_toml(known: &[(Epoch, Session)]) -> String {
         ]))
     });
     Table::from_iter([
-        ("format".to_owned(), config::number(FORMAT)),
+        ("format".to_owned(), config::number(FORMAT.into())),
         ("session".to_owned(), Value::Array(sessions.collect())),
     ])
     .to_string()
@@ -207,6 +206,8 @@ fn to_toml(known: &[(Epoch, Session)]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use teeline_log::format::text;
+
     use super::*;
 
     fn golden() -> Vec<(Epoch, Session)> {
@@ -224,15 +225,27 @@ mod tests {
     #[test]
     fn the_golden_file_is_read_and_written_to_the_byte() {
         let file = include_str!("../../tests/golden/sessions.v1.toml");
-        assert_eq!(parse(file).unwrap(), golden());
-        assert_eq!(to_toml(&golden()), file);
+        assert_eq!(parse(file.as_bytes()).unwrap(), golden());
+        assert_eq!(text::seal(to_toml(&golden())), file);
+    }
+
+    #[test]
+    fn any_flipped_bit_of_the_golden_file_is_noticed() {
+        let golden = include_bytes!("../../tests/golden/sessions.v1.toml");
+        for at in 0..golden.len() {
+            for bit in 0..8 {
+                let mut bytes = *golden;
+                bytes[at] ^= 1 << bit;
+                assert!(parse(&bytes).is_err(), "byte {at}, bit {bit}");
+            }
+        }
     }
 
     #[test]
     fn the_documented_example_is_understood() {
         let document = include_str!("../../../../docs/formats/sessions.md");
         let example = document.split("```").nth(1).unwrap();
-        let known = parse(example.strip_prefix("toml").unwrap()).unwrap();
+        let known = parse(example.strip_prefix("toml\n").unwrap().as_bytes()).unwrap();
         assert_eq!(known, golden()[..2]);
     }
 
@@ -241,13 +254,11 @@ mod tests {
         let entry =
             |epoch: u64, name: &str| format!("[[session]]\nepoch = {epoch}\nname = '{name}'\n");
         let (a, b) = (entry(5, "session  a"), entry(6, "session  b"));
-        assert_eq!(parse(&format!("format = 1\n{a}{b}")).unwrap().len(), 2);
+        let parse = |text: String| parse(text::seal(text).as_bytes());
+        assert_eq!(parse(format!("format = 1\n{a}{b}")).unwrap().len(), 2);
         for (text, complaint) in [
             ("format = 1".to_owned(), "names no session"),
-            (
-                format!("format = 2\n{a}"),
-                "must be a whole number from 1 to 1",
-            ),
+            (format!("format = 2\n{a}"), "is of format version 2"),
             (format!("format = 1\n{b}{a}"), "do not grow"),
             (
                 format!("format = 1\n{a}{}", entry(6, "session  a")),
@@ -259,7 +270,7 @@ mod tests {
             ),
             ("no toml".to_owned(), "expected"),
         ] {
-            let error = parse(&text).unwrap_err();
+            let error = parse(text.clone()).unwrap_err();
             assert!(error.contains(complaint), "{text}: {error}");
         }
     }

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Version of the file.
-const FORMAT: u64 = 1;
+const FORMAT: u32 = 1;
 
 /// The routes of a source, as far as they decide where a message goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,10 +86,10 @@ impl History {
     }
 
     pub(crate) fn read(path: &Path) -> Result<Option<Self>, PlanError> {
-        let Some(text) = record::read(path)? else {
+        let Some(bytes) = record::read(path)? else {
             return Ok(None);
         };
-        Self::parse(&text)
+        Self::parse(&bytes)
             .map(Some)
             .map_err(|what| PlanError::Damaged {
                 path: path.to_owned(),
@@ -98,19 +98,15 @@ impl History {
     }
 
     pub(crate) fn write(&self, path: &Path) -> Result<(), PlanError> {
-        Ok(teeline_os::file::replace_atomically(
-            path,
-            self.to_toml().as_bytes(),
-            0o644,
-        )?)
+        Ok(record::write(path, self.to_toml())?)
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
-        record::parse(text, Self::take)?.ok_or_else(|| "it names no routes".to_owned())
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        record::parse(bytes, FORMAT, Self::take)?.ok_or_else(|| "it names no routes".to_owned())
     }
 
     fn take(mut fields: Fields<'_>) -> Option<Self> {
-        let _known: Option<u64> = fields.need("format", whole(FORMAT, FORMAT));
+        let _known: Option<u64> = fields.need("format", whole(FORMAT.into(), FORMAT.into()));
         let epoch = fields.need("epoch", whole(0, u64::MAX));
         let versions = fields.tables("version", |mut version| {
             let from = version.need("from", whole(1, u64::MAX));
@@ -143,7 +139,7 @@ impl History {
             ]))
         });
         Table::from_iter([
-            ("format".to_owned(), config::number(FORMAT)),
+            ("format".to_owned(), config::number(FORMAT.into())),
             ("epoch".to_owned(), config::number(self.epoch.0)),
             ("version".to_owned(), Value::Array(versions.collect())),
         ])
@@ -155,7 +151,9 @@ impl History {
 mod tests {
     use teeline_core::{Epoch, Sequence};
 
-    use super::{History, Rules};
+    use teeline_log::format::text;
+
+    use super::{History, Rules, record};
     use crate::{
         KeyRule, Prefix,
         config::{Others, RouteConfig, Types},
@@ -241,13 +239,10 @@ mod tests {
         assert_eq!(History::read(&path).unwrap(), Some(history));
         for (text, complaint) in [
             ("format = 1\nepoch = 1", "`version` is missing"),
-            (
-                "format = 2\nepoch = 1",
-                "`format` must be a whole number from 1 to 1",
-            ),
+            ("format = 2\nepoch = 1", "is of format version 2"),
             ("no toml", "damaged"),
         ] {
-            std::fs::write(&path, text).unwrap();
+            record::write(&path, text.to_owned()).unwrap();
             let error = History::read(&path).unwrap_err().to_string();
             assert!(error.contains(complaint), "{error}");
         }
@@ -259,15 +254,28 @@ mod tests {
         let golden = include_str!("../../tests/golden/routes.v1.toml");
         let first = History::go_on(None, EPOCH, Sequence::NONE, Sequence::NONE, rules(1));
         let history = go_on(&first, 10, 30, 3);
-        assert_eq!(History::parse(golden).unwrap(), history);
-        assert_eq!(history.to_toml(), golden);
+        assert_eq!(History::parse(golden.as_bytes()).unwrap(), history);
+        assert_eq!(text::seal(history.to_toml()), golden);
+    }
+
+    #[test]
+    fn any_flipped_bit_of_the_golden_file_is_noticed() {
+        let golden = include_bytes!("../../tests/golden/routes.v1.toml");
+        for at in 0..golden.len() {
+            for bit in 0..8 {
+                let mut bytes = *golden;
+                bytes[at] ^= 1 << bit;
+                assert!(History::parse(&bytes).is_err(), "byte {at}, bit {bit}");
+            }
+        }
     }
 
     #[test]
     fn the_documented_example_is_understood() {
         let document = include_str!("../../../../docs/formats/routes.md");
         let example = document.split("```").nth(1).unwrap();
-        let history = History::parse(example.strip_prefix("toml").unwrap()).unwrap();
+        let example = example.strip_prefix("toml\n").unwrap();
+        let history = History::parse(example.as_bytes()).unwrap();
         assert_eq!((history.epoch, froms(&history)), (EPOCH, vec![1, 4001]));
     }
 }

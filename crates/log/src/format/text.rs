@@ -1,12 +1,13 @@
-//! The text files of a log, `teeline-log.toml` and `topic.toml`. They end with a line `# crc32c = 01234567`: the
-//! CRC-32C of everything in front of it. To TOML it is a comment.
+//! The text files of a log: `teeline-log.toml`, `topic.toml`, and what those who use the log keep beside the progress of a
+//! source. They state their `format`, and end with a line `# crc32c = 01234567`: the CRC-32C of everything in front of it.
+//! To TOML it is a comment.
 
 /// What the last line begins with.
 const LABEL: &str = "# crc32c = ";
 
 /// Adds the last line.
 #[must_use]
-pub(crate) fn seal(mut text: String) -> String {
+pub fn seal(mut text: String) -> String {
     let checksum = teeline_core::crc32c(text.as_bytes());
     text.push_str(&format!("{LABEL}{checksum:08x}\n"));
     text
@@ -14,7 +15,10 @@ pub(crate) fn seal(mut text: String) -> String {
 
 /// The text in front of the last line, which must fit it. A text that states another version is refused for that: what
 /// else it says, only its own version knows.
-pub(crate) fn open(bytes: &[u8], version: u32) -> Result<&str, String> {
+///
+/// # Errors
+/// When it is damaged, or of another version: what is wrong, to be said behind the name of the file.
+pub fn open(bytes: &[u8], version: u32) -> Result<&str, String> {
     let text = str::from_utf8(bytes).map_err(|_| "is not text".to_owned())?;
     let (front, stated) = text.rsplit_once(LABEL).unwrap_or((text, ""));
     let found: FormatOnly = toml::from_str(front).map_err(|error| error.message().to_owned())?;

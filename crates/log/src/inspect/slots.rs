@@ -35,17 +35,6 @@ const PROGRESS: Slots<Slot> = Slots {
 };
 
 impl<F: FnMut(&Finding)> Check<'_, F> {
-    /// Progress files: one slot of each must be readable.
-    pub(super) fn sources(&mut self, dir: &Path) -> Result<(), StorageError> {
-        for name in self.storage.list(dir)? {
-            if !name.ends_with(".progress") {
-                continue;
-            }
-            self.progress(&dir.join(name))?;
-        }
-        Ok(())
-    }
-
     pub(super) fn progress(&mut self, path: &Path) -> Result<(), StorageError> {
         let bytes = self.storage.read(path)?;
         let name = path.file_stem().and_then(|name| name.to_str());
