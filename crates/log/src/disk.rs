@@ -73,6 +73,16 @@ fn lift(error: teeline_os::Error) -> StorageError {
     error.into()
 }
 
+/// Of an operation with a sync in it, which may not be what failed.
+fn lift_sync(error: teeline_os::Error) -> StorageError {
+    match error.op {
+        // A new name is there, perhaps not for good.
+        file::SYNC_DIR => lift(error).of_sync(),
+        file::SYNC => lift(error).of_sync_aside(),
+        _ => lift(error),
+    }
+}
+
 fn fail<'a>(op: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> StorageError + 'a {
     move |error| teeline_os::Error::new(op, path, error).into()
 }
@@ -157,12 +167,7 @@ impl Storage for DiskStorage {
     }
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
-        file::replace_atomically(path, bytes, FILE_MODE).map_err(|error| {
-            // The new file has its name, perhaps not for good.
-            let is_named = error.op == file::SYNC_DIR;
-            let error = lift(error);
-            if is_named { error.of_sync() } else { error }
-        })
+        file::replace_atomically(path, bytes, FILE_MODE).map_err(lift_sync)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
@@ -183,7 +188,7 @@ impl Storage for DiskStorage {
     }
 
     fn sync_dir(&self, dir: &Path) -> Result<()> {
-        file::sync_dir(dir).map_err(|error| lift(error).of_sync())
+        file::sync_dir(dir).map_err(lift_sync)
     }
 
     fn page(&self, path: &Path, access: Access) -> Result<Box<dyn SharedPage>> {

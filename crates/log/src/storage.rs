@@ -26,6 +26,7 @@ pub struct StorageError {
     pub kind: io::ErrorKind,
     /// The whole sentence: what was tried, where, why it failed, what to do.
     text: String,
+    failed_sync: bool,
 }
 
 impl StorageError {
@@ -36,6 +37,7 @@ impl StorageError {
             path: path.into(),
             kind,
             text: text.into(),
+            failed_sync: false,
         }
     }
 
@@ -48,22 +50,39 @@ impl StorageError {
     /// Whether the file system, or the user's share of it, is full.
     #[must_use]
     pub fn is_no_space(&self) -> bool {
-        matches!(
+        let full = matches!(
             self.kind,
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
-        )
+        );
+        full && !self.failed_sync
     }
 
-    /// The same error, of a sync of what stands at its place already: what it left undone is not known, whatever the reason,
-    /// so it never counts as a full disk.
+    /// Whether a sync failed of what others may depend on: then it is not known what of it is on the device, and no later
+    /// sync tells. Every other failure leaves things as they were, and passes with its reason.
     #[must_use]
-    pub(crate) fn of_sync(self) -> Self {
-        let kind = if self.is_no_space() {
-            io::ErrorKind::Other
+    pub fn is_failed_sync(&self) -> bool {
+        self.failed_sync
+    }
+
+    /// The same error, of a sync of what stands at its place already: whatever the reason, a full disk too, what it left
+    /// undone is not known.
+    #[must_use]
+    pub fn of_sync(self) -> Self {
+        Self {
+            failed_sync: true,
+            ..self
+        }
+    }
+
+    /// The same error, of a sync of a file that nobody depends on yet: on a full disk, it is only not made. A device that
+    /// fails for another reason cannot be trusted with what others depend on.
+    #[must_use]
+    pub fn of_sync_aside(self) -> Self {
+        if self.is_no_space() {
+            self
         } else {
-            self.kind
-        };
-        Self { kind, ..self }
+            self.of_sync()
+        }
     }
 }
 
@@ -164,7 +183,7 @@ pub trait Storage: Clock + fmt::Debug {
     /// Puts `bytes` at `path`, durably: a reader or a crash finds the old content or the new.
     ///
     /// # Errors
-    /// When the operation fails.
+    /// When the operation fails; if only its sync did, the error [says so](StorageError::is_failed_sync).
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()>;
 
     /// Renames a file or directory within its directory. The new name must not exist.
@@ -189,7 +208,8 @@ pub trait Storage: Clock + fmt::Debug {
     /// Makes the names in a directory durable.
     ///
     /// # Errors
-    /// As [`StorageFile::sync`].
+    /// As [`StorageFile::sync`]: then the error [says so](StorageError::is_failed_sync). Or when the directory could not be
+    /// opened.
     fn sync_dir(&self, dir: &Path) -> Result<()>;
 
     /// Maps a watermark page, a file of [`FILE_BYTES`](crate::format::watermark::FILE_BYTES) that exists.

@@ -159,8 +159,11 @@ pub fn write_all_at(
 /// When the device failed. What was written since the last good sync may be gone, from memory too: do not try again
 /// and believe it.
 pub fn sync_data(file: &File, path: impl AsRef<Path>) -> Result<()> {
-    file.sync_data().context("sync", path)
+    file.sync_data().context(SYNC, path)
 }
+
+/// The operation that an error of [`sync_data`] names, or one of [`replace_atomically`] before the new file has its name.
+pub const SYNC: &str = "sync";
 
 /// The operation that an error of [`sync_dir`] names, or one of [`replace_atomically`] after the new file has its name.
 pub const SYNC_DIR: &str = "sync directory";
@@ -171,8 +174,11 @@ pub const SYNC_DIR: &str = "sync directory";
 /// As [`sync_data`].
 pub fn sync_dir(path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
-    let dir = File::open(path).context("open directory", path)?;
-    dir.sync_all().context(SYNC_DIR, path)
+    open_dir(path)?.sync_all().context(SYNC_DIR, path)
+}
+
+fn open_dir(path: &Path) -> Result<File> {
+    File::open(path).context("open directory", path)
 }
 
 /// Puts `bytes` at `path` so that a reader, or a crash at any point, finds either the old content or the new: writes a
@@ -189,6 +195,8 @@ pub fn replace_atomically(path: impl AsRef<Path>, bytes: &[u8], mode: u32) -> Re
         Ok(old) => old.permissions().mode() & 0o7777,
         Err(_) => mode,
     };
+    // Before anything has changed: in the end it could not be opened.
+    let dir = open_dir(parent(path))?;
     let new = sibling(path, "new");
     let file = create_new(&new, mode, None)?;
     let renamed = write_and_sync(&file, &new, bytes)
@@ -198,12 +206,12 @@ pub fn replace_atomically(path: impl AsRef<Path>, bytes: &[u8], mode: u32) -> Re
         drop(fs::remove_file(&new));
         return Err(error);
     }
-    sync_dir(parent(path))
+    dir.sync_all().context(SYNC_DIR, parent(path))
 }
 
 fn write_and_sync(mut file: &File, path: &Path, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes).context("write", path)?;
-    file.sync_all().context("sync", path)
+    file.sync_all().context(SYNC, path)
 }
 
 /// The directory that holds `path`.

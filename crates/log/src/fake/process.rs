@@ -123,7 +123,8 @@ impl Storage for FakeStorage {
         let temporary = dir.join(format!(".{name}.new-{}", self.world().operations));
         let file = self.create(&temporary, 0)?;
         file.write_at(0, bytes)?;
-        let done = file.sync().and_then(|()| {
+        let synced = file.sync().map_err(StorageError::of_sync_aside);
+        let done = synced.and_then(|()| {
             self.shared.announce(&Step::new(Operation::Rename, path));
             let mut world = self.world();
             if let Some(error) = world.step(self.pid, Operation::Rename, path)? {

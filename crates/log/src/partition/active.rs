@@ -130,7 +130,7 @@ impl Appender {
         file.sync().map_err(|error| self.stop(error))?;
         storage
             .sync_dir(&self.dir)
-            .map_err(|error| self.stop(error))?;
+            .map_err(|error| self.failed(error))?;
         self.end.segment = self.end.offset;
         self.end.file_pos = 0;
         self.checkpoint(false)?;

@@ -286,20 +286,21 @@ impl Appender {
         self.syncer.stop(error)
     }
 
-    /// What to do about a failed step of which a sync is a part.
-    pub(super) fn stop_unless_full(&mut self, error: StorageError) -> AppendError {
-        if error.is_no_space() {
-            AppendError::NoSpace(error)
-        } else {
+    /// What a step comes to that failed and has a sync in it: if that is what failed, the partition stops. Whatever else it
+    /// was, too many open files for one, appends go on when it is over.
+    pub(super) fn failed(&mut self, error: StorageError) -> AppendError {
+        if error.is_failed_sync() {
             self.stop(error)
+        } else {
+            error.into()
         }
     }
 
-    /// Puts a file in place that is worth nothing but time: a full disk does not keep anybody from anything.
+    /// Puts a file in place that is worth nothing but time: if it cannot be made now, that keeps nobody from anything.
     pub(super) fn replace_hint(&mut self, path: &Path, bytes: &[u8]) -> Result<(), AppendError> {
         match self.env.storage.replace(path, bytes) {
-            Err(error) if error.is_no_space() => Ok(()),
-            done => done.map_err(|error| self.stop(error)),
+            Err(error) if error.is_failed_sync() => Err(self.stop(error)),
+            _ => Ok(()),
         }
     }
 

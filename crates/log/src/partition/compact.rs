@@ -337,7 +337,7 @@ impl Appender {
         storage.rename_over(aside, &segment::log_path(&self.dir, base))?;
         storage
             .sync_dir(&self.dir)
-            .map_err(|error| self.stop(error))?;
+            .map_err(|error| self.failed(error))?;
         remove_if_there(&*storage, &segment::keys_path(&self.dir, base))?;
         // The old one points to nothing now, and whoever finds that scans.
         self.replace_hint(&segment::index_path(&self.dir, base), index)?;

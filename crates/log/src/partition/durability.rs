@@ -132,7 +132,7 @@ impl Appender {
             &self.end,
             &self.producers.entries(),
         )
-        .map_err(|error| self.stop_unless_full(error))?;
+        .map_err(|error| self.failed(error))?;
         let ceiling = if clean {
             self.end.offset
         } else {
@@ -279,9 +279,9 @@ impl Partition {
             };
             match take_snapshot(self.storage(), self.dir(), at, producers) {
                 Ok(()) => {}
-                // The older one stands. If there is still no space at the limit, an append says so.
-                Err(error) if error.is_no_space() => return Ok(()),
-                Err(error) => return Err(syncer.stop(error)),
+                Err(error) if error.is_failed_sync() => return Err(syncer.stop(error)),
+                // The older one stands. If there still can be none at the limit, an append says so.
+                Err(_) => return Ok(()),
             }
             let ceiling = if self.config.durability.is_synced() {
                 at.offset

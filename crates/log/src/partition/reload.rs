@@ -117,7 +117,7 @@ impl Appender {
             damage: found.damage.clone(),
         };
         // A segment that was made by somebody who died may not be durable in its directory yet.
-        storage.sync_dir(&dir).map_err(|error| self.stop(error))?;
+        storage.sync_dir(&dir).map_err(|error| self.failed(error))?;
         let settled = current
             && !stopped
             && !doubtful

@@ -205,7 +205,7 @@ impl Appender {
                 continue;
             }
             let bytes = snapshot::encode(&self.end, &self.producers.entries());
-            put_snapshot(&*storage, path, &bytes).map_err(|error| self.stop_unless_full(error))?;
+            put_snapshot(&*storage, path, &bytes).map_err(|error| self.failed(error))?;
         }
         Ok(())
     }
@@ -231,7 +231,7 @@ impl Appender {
         }
         storage
             .sync_dir(&self.dir)
-            .map_err(|error| self.stop(error))
+            .map_err(|error| self.failed(error))
     }
 }
 
