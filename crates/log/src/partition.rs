@@ -38,6 +38,7 @@ pub(crate) use self::retain::Rule;
 use self::{
     appender::{Appender, Wishes},
     changes::Asked,
+    syncer::Syncer,
 };
 pub use self::{repair::Repaired, retain::Retained};
 use crate::{
@@ -434,7 +435,7 @@ impl Partition {
         // Outside of all locks: others append meanwhile, and one sync serves all who wait.
         let committed = written.map(|written| self.commit(&syncer, &written));
         // Whatever became of that: nobody wishes for it again.
-        self.grant(wishes)?;
+        self.grant(wishes, syncer)?;
         if let Some(durable) = committed {
             answer.durable = durable?;
         }
@@ -442,7 +443,7 @@ impl Partition {
     }
 
     /// Has done aside what came up while appending.
-    fn grant(self: &Arc<Self>, wishes: Wishes) -> Result<(), AppendError> {
+    fn grant(self: &Arc<Self>, wishes: Wishes, syncer: Arc<Syncer>) -> Result<(), AppendError> {
         let storage = self.storage();
         let helper = &self.env.helper;
         let this = || Arc::downgrade(self);
@@ -451,7 +452,8 @@ impl Partition {
             helper.run(storage, Lane::Durability, this(), job)?;
         }
         if wishes.next_segment {
-            helper.run(storage, Lane::Space, this(), Self::prepare_next)?;
+            let job = move |partition: &Self| partition.prepare_next(&syncer);
+            helper.run(storage, Lane::Space, this(), job)?;
         }
         if wishes.index {
             // Worth nothing but time: what goes wrong, upkeep tries again and tells.

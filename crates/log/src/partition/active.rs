@@ -5,13 +5,14 @@ use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 use super::{
     Partition,
     appender::{Active, Appender},
+    syncer::Syncer,
 };
 use crate::{
     AppendError,
     format::watermark::Word,
     recovery,
     segment::{self, IndexWriter},
-    storage::{Access, StorageError, StorageFile, remove_if_there},
+    storage::{Access, Storage, StorageError, StorageFile, remove_if_there},
 };
 
 /// Where each batch is synced, zeros are written ahead in steps of this many bytes, at least and at most. Whoever waits for
@@ -203,9 +204,7 @@ impl Appender {
 impl Partition {
     /// Makes the next segment, if nobody does or did: reserved, filled with zeros and synced. Done aside: an append
     /// into it then costs no more than the sync of what it wrote.
-    pub(super) fn prepare_next(&self) -> Result<(), AppendError> {
-        /// A pause after each step leaves the disk to those who wait for it.
-        const PAUSE: Duration = Duration::from_millis(5);
+    pub(super) fn prepare_next(&self, syncer: &Syncer) -> Result<(), AppendError> {
         let storage = self.storage();
         let dir = self.dir();
         let path = recovery::next_segment_path(dir);
@@ -223,26 +222,94 @@ impl Partition {
         let half = dir.join("next.segment.new");
         // Left by somebody who died: he held the lock.
         remove_if_there(storage, &half)?;
-        let file = match storage.create(&half, bytes) {
-            Ok(file) => file,
-            // The roll will say so, if there still is no space then.
-            Err(error) if error.is_no_space() => return Ok(()),
-            Err(error) => return Err(error.into()),
+        let made = storage
+            .create(&half, bytes)
+            .and_then(|file| fill(storage, &*file, bytes))
+            .and_then(|()| storage.rename(&half, &path));
+        let Err(error) = made else {
+            return Ok(());
         };
-        let mut at = 0;
-        while at < bytes {
-            let to = (at + WRITE_AHEAD_BYTES_MAX).min(bytes);
-            write_zeros(&*file, at..to)?;
-            at = to;
-            if let Err(error) = file.sync() {
-                // A device that fails here cannot be trusted with records.
-                return Err(self.stop(error));
-            }
-            if storage.has_threads() {
-                storage.nap(PAUSE);
+        // If it cannot be removed, the next one does it.
+        drop(remove_if_there(storage, &half));
+        if error.is_no_space() {
+            // The roll will say so, if there still is no space then.
+            Ok(())
+        } else if error.is_failed_sync() {
+            // A device that fails here cannot be trusted with records.
+            Err(syncer.stop(error))
+        } else {
+            Err(error.into())
+        }
+    }
+}
+
+/// Fills a segment to come with zeros, and syncs it.
+fn fill(storage: &dyn Storage, file: &dyn StorageFile, bytes: u64) -> Result<(), StorageError> {
+    /// A pause after each step leaves the disk to those who wait for it.
+    const PAUSE: Duration = Duration::from_millis(5);
+    let mut at = 0;
+    while at < bytes {
+        let to = (at + WRITE_AHEAD_BYTES_MAX).min(bytes);
+        write_zeros(file, at..to)?;
+        at = to;
+        file.sync().map_err(StorageError::of_sync_aside)?;
+        if storage.has_threads() {
+            storage.nap(PAUSE);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io, sync::Arc};
+
+    use teeline_core::{Partition, Sequence};
+
+    use crate::{
+        AppendError, Log, LogOptions, NewRecord,
+        fake::{Fault, Operation, written_topic},
+    };
+
+    const P0: Partition = Partition(0);
+
+    /// HAZARDS LG-09: also while nobody in this process has the partition open.
+    #[test]
+    fn a_segment_to_come_that_cannot_be_synced_stops_everybody() {
+        for (kind, stops) in [
+            (io::ErrorKind::Other, true),
+            (io::ErrorKind::StorageFull, false),
+        ] {
+            let (disk, topic, mut writer) = written_topic(4096);
+            let record = NewRecord::data(Sequence(1), 1, None, b"a fill");
+            writer.append(&topic, P0, &[record]).unwrap();
+            let log = Log::open_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+            let other = log.topic(topic.name()).unwrap();
+            other.recover(P0).unwrap();
+            let here = topic.partition(P0).unwrap();
+            let syncer = here.with_appender(|appender| Ok(Arc::clone(&appender.syncer)));
+            // As a reopening leaves it that failed.
+            *here.appender() = None;
+            disk.fail(Fault {
+                operation: Operation::Sync,
+                path_contains: "next.segment".to_owned(),
+                nth: 1,
+                kind,
+            });
+            let prepared = here.prepare_next(&syncer.unwrap());
+            assert_eq!(disk.take_failed(), 1);
+            let files = disk.files(here.dir());
+            let is_left = |name: &str| files.contains(&here.dir().join(name));
+            assert!(!is_left("next.segment.new") && !is_left("next.segment"));
+            let synced = other.sync(P0);
+            if stops {
+                for done in [prepared, synced.map(drop)] {
+                    assert!(matches!(done, Err(AppendError::Stopped { .. })), "{done:?}");
+                }
+            } else {
+                prepared.unwrap();
+                synced.unwrap();
             }
         }
-        storage.rename(&half, &path)?;
-        Ok(())
     }
 }

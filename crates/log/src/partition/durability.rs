@@ -346,14 +346,6 @@ impl Partition {
             })?;
         }
     }
-
-    /// A sync failed: nothing more is acknowledged by anyone until the partition is reopened.
-    pub(super) fn stop(&self, error: StorageError) -> AppendError {
-        match &mut *self.appender() {
-            Some(appender) => appender.stop(error),
-            None => error.into(),
-        }
-    }
 }
 
 /// Writes a snapshot of the producers as of `at`, which is durable, over the older of the two. The turn is held.

@@ -47,7 +47,7 @@ impl Partition {
             Ok((Arc::clone(&appender.syncer), written, last, wishes))
         })?;
         let committed = self.commit(&syncer, &written);
-        self.grant(wishes)?;
+        self.grant(wishes, syncer)?;
         committed?;
         Ok(last)
     }
