@@ -11,7 +11,7 @@ use teeline_log::{
     Answer, AppendError, Control, Damage, Durability, Log, LogOptions, NewRecord, ReadError,
     Severity, Succession, Topic, TopicConfig,
     fake::{FakeDisk, Fault, Operation},
-    format::batch,
+    format::{batch, state::State},
     storage::{Access, Storage as _},
     verify,
 };
@@ -332,6 +332,75 @@ fn lg_05_lost_offsets_are_told_and_never_given_again() {
         lost_once,
         "the disk never lost anything: the test tests nothing"
     );
+}
+
+/// HAZARDS LG-05: the newer slot of `state`, by which offsets were answered, rots before the system starts again. What the
+/// older one says does not count for all.
+#[test]
+fn lg_05_offsets_answered_by_a_slot_that_rots_are_never_given_again() {
+    let every_second = Durability::SyncEvery(Duration::from_secs(1));
+    for durability in [Durability::LeaveToOs, every_second] {
+        let mut lost = 0;
+        for (seed, repair) in (1..=10).flat_map(|seed| [(seed, false), (seed, true)]) {
+            let mut world = World::new(seed, config(durability), 1);
+            world.open().unwrap();
+            for number in 1..=10 {
+                world.append(0, 0, &[number]).unwrap();
+            }
+            world.restart(Crash::PowerCut);
+            let path = PathBuf::from(ROOT).join("fills/0/state");
+            let mut bytes = world.disk.bytes(&path);
+            let newest = State::newest(&bytes).unwrap();
+            assert!(newest.ceiling > Offset(9) && !newest.clean);
+            let at = usize::try_from(newest.file_pos()).unwrap();
+            bytes[at + 16] ^= 1;
+            world.disk.set_bytes(&path, &bytes);
+            assert_eq!(State::newest(&bytes).unwrap().ceiling, Offset(0));
+            if repair {
+                let log = Log::open_on(world.disk.process(), ROOT, &options()).unwrap();
+                let repaired = log.topic(&topic_name()).unwrap().repair(P0, true);
+                let mended = repaired.unwrap().mended;
+                assert!(mended.iter().any(|found| found.path == path), "{mended:?}");
+                drop(log);
+            }
+            let topic = world.open().unwrap();
+            assert!(!State::has_unreadable(&world.disk.bytes(&path)));
+            let kept = topic.start(P0).unwrap();
+            assert_eq!(kept, Offset(0));
+            world.check(Some(Crash::PowerCut));
+            let answer = world.append(0, 0, &[100]).unwrap();
+            let Answer::Stored { offset, .. } = answer.answers[0] else {
+                panic!("{answer:?}")
+            };
+            assert!(offset > Offset(9), "{durability}, seed {seed}: {offset}");
+            let mut reader = topic.reader(P0, Offset(9)).unwrap();
+            let mut told = None;
+            reader.poll(1, |record| told = record.control).unwrap();
+            if let Some(Control::Lost { first, last }) = told {
+                assert!(first <= Offset(9) && last >= Offset(9));
+                lost += 1;
+            }
+        }
+        assert!(lost > 0, "the disk never lost anything");
+    }
+}
+
+/// The same where each answer is durable: there is nothing to make up for, and no offset is left out.
+#[test]
+fn a_slot_that_rots_costs_no_offsets_where_each_batch_is_synced() {
+    let mut world = World::new(1, config(Durability::SyncEachBatch), 1);
+    world.open().unwrap();
+    world.append(0, 0, &[1, 2, 3]).unwrap();
+    world.restart(Crash::PowerCut);
+    let path = PathBuf::from(ROOT).join("fills/0/state");
+    let mut bytes = world.disk.bytes(&path);
+    let at = usize::try_from(State::newest(&bytes).unwrap().file_pos()).unwrap();
+    bytes[at + 16] ^= 1;
+    world.disk.set_bytes(&path, &bytes);
+    let topic = world.open().unwrap();
+    assert_eq!(topic.end(P0).unwrap(), Offset(3));
+    assert!(!State::newest(&world.disk.bytes(&path)).unwrap().clean);
+    world.check(Some(Crash::PowerCut));
 }
 
 /// HAZARDS LG-09: after a failed sync nothing is acknowledged, by any process, until the partition is reopened; then

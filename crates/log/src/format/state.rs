@@ -141,6 +141,16 @@ impl State {
     pub fn newest(file: &[u8]) -> Result<Self, Flaw> {
         newest(file, SLOT_STRIDE, Self::decode, |slot| slot.number)
     }
+
+    /// Whether a slot of the file's bytes holds something that cannot be read: it may have been the newest one.
+    #[must_use]
+    pub fn has_unreadable(file: &[u8]) -> bool {
+        [0, SLOT_STRIDE].into_iter().any(|at| {
+            let at = usize::try_from(at).unwrap_or(usize::MAX);
+            let slot = Self::decode(file.get(at..).unwrap_or_default());
+            slot.is_err_and(|flaw| flaw != Flaw::Blank)
+        })
+    }
 }
 
 #[cfg(test)]
@@ -249,8 +259,14 @@ mod tests {
             file[at..at + super::SLOT_BYTES].copy_from_slice(&state.encode());
         }
         assert_eq!(State::newest(&file), Ok(SAMPLE));
+        assert!(!State::has_unreadable(&file));
         file[4096 + 20] ^= 1;
         assert_eq!(State::newest(&file), Ok(older));
+        assert!(State::has_unreadable(&file));
+        assert!(State::has_unreadable(&file[..4096]));
+        assert!(!State::has_unreadable(
+            &[&file[..4096], &[0; 4096]].concat()
+        ));
         file[20] ^= 1;
         assert!(matches!(State::newest(&file), Err(Flaw::Checksum { .. })));
     }

@@ -11,7 +11,7 @@ use super::{
     syncer::{CheckpointUnderway, Syncer, Written},
 };
 use crate::{
-    AppendError,
+    AppendError, TopicConfig,
     durability::SCAN_BYTES_MAX,
     format::{
         record,
@@ -19,7 +19,7 @@ use crate::{
         state::State,
         watermark::Word,
     },
-    recovery,
+    recovery, segment,
     storage::{Access, Storage, StorageError},
 };
 
@@ -31,6 +31,16 @@ pub(super) const OFFSETS_AHEAD_MAX: u64 =
 /// Offsets are reserved ahead in steps of this many, where answers come before the sync: more than are given out between
 /// two recovery points, at which they are reserved anew, unless records are tiny.
 const CEILING_STEP: u64 = 1 << 18;
+
+/// So many offsets may have been answered by a slot of `state` that cannot be read, behind what the other one and the log
+/// know of.
+pub(super) fn answered_unknown(config: &TopicConfig) -> u64 {
+    if config.durability.is_synced() {
+        0
+    } else {
+        OFFSETS_AHEAD_MAX
+    }
+}
 
 /// A recovery point that is to be taken aside.
 #[derive(Debug)]
@@ -64,12 +74,28 @@ impl Appender {
     /// Reads the newest slot of `state`, and makes it durable. The turn to sync is held.
     pub(super) fn refresh_state(&mut self) -> Result<(), AppendError> {
         let storage = Arc::clone(&self.env.storage);
-        self.state = self
-            .state_file
-            .clone()
-            .made_durable(&*storage, |error| self.stop(error))?;
+        let state_file = self.state_file.clone();
+        let (newest, beside_unreadable) =
+            state_file.made_durable(&*storage, |error| self.stop(error))?;
+        self.state = newest;
+        if beside_unreadable {
+            self.make_up_for_slot()?;
+        }
         self.checkpoint_gap = self.checkpoint_bytes();
         Ok(())
+    }
+
+    /// Writes a slot in the place of the one that cannot be read and that may have been the newest: by what it said, more
+    /// offsets may have been answered, segments dropped, and the clean mark taken away.
+    fn make_up_for_slot(&mut self) -> Result<(), AppendError> {
+        let segments = segment::list(&*self.env.storage, &self.dir)?;
+        let log_start = segments.first().copied().unwrap_or(Offset(0));
+        self.write_state(State {
+            clean: false,
+            ceiling: Offset(self.state.ceiling.0 + answered_unknown(&self.config)),
+            log_start: self.state.log_start.max(log_start),
+            ..self.state
+        })
     }
 
     /// Takes in what others wrote to `state`, in this or another process.

@@ -14,7 +14,9 @@ use std::{
 
 use teeline_core::{Offset, Partition as Number};
 
-use super::{Partition, active::write_zeros, appender::open_page, is_current};
+use super::{
+    Partition, active::write_zeros, appender::open_page, durability::answered_unknown, is_current,
+};
 use crate::{
     AppendError, Damage, Finding, ages,
     format::{
@@ -321,7 +323,7 @@ impl Partition {
     }
 
     /// Puts right what no record depends on. What is not done here, the opening does that follows: words of the page, a
-    /// snapshot that cannot be read.
+    /// snapshot or a slot of `state` that cannot be read.
     fn mend(&self, finding: &Finding) -> Result<(), StorageError> {
         let (storage, path) = (self.storage(), &finding.path);
         let is = |other: PathBuf| *path == other;
@@ -339,8 +341,11 @@ impl Partition {
             // They are made anew without it.
             Some("keys" | "segment") => remove_if_there(storage, path),
             _ if is(ages::path(self.dir())) => remove_if_there(storage, path),
-            // A slot that holds nothing is as good as one that was never written to.
-            _ if is(recovery::state_path(self.dir())) => self.blank(path, &finding.bytes),
+            _ if is(recovery::state_path(self.dir()))
+                && !finding.bytes.start.is_multiple_of(state::SLOT_STRIDE) =>
+            {
+                self.blank(path, &finding.bytes)
+            }
             _ if is(recovery::watermark_path(self.dir()))
                 && finding.bytes.start >= watermark::USED_BYTES as u64 =>
             {
@@ -388,21 +393,19 @@ impl Partition {
             file => file?,
         };
         file.reserve(state::FILE_BYTES)?;
-        let before = survey.state.unwrap_or(State {
-            // Where answers come before the sync, this many may have been given that nothing knows of.
-            ceiling: if self.config.durability.is_synced() {
-                Offset(0)
-            } else {
-                Offset(survey.repaired.end.0 + super::durability::OFFSETS_AHEAD_MAX)
-            },
-            ..State::NEW
-        });
+        let before = survey.state.unwrap_or(State::NEW);
+        let ceiling = before.ceiling.max(survey.repaired.end);
+        let unknown = if survey.state.is_none() || State::has_unreadable(&storage.read(&path)?) {
+            answered_unknown(&self.config)
+        } else {
+            0
+        };
         for ahead in 1..=2 {
             let slot = State {
                 number: before.number + ahead,
                 clean: false,
                 term: survey.term,
-                ceiling: before.ceiling.max(survey.repaired.end),
+                ceiling: Offset(ceiling.0 + unknown),
                 durable: survey.durable.max(survey.repaired.end),
                 log_start: survey.log_start,
                 recovery: survey.sound_until,

@@ -66,17 +66,18 @@ impl StateFile {
         Ok((newest.number == named).then_some(newest))
     }
 
-    /// The newest slot, made durable: whoever wrote it may have died before the sync, or after one that failed. So it is
-    /// written again. `stop` is told of a sync that fails.
+    /// The newest slot, made durable, and whether the other one cannot be read. Whoever wrote it may have died before the
+    /// sync, or after one that failed. So it is written again. `stop` is told of a sync that fails.
     pub(super) fn made_durable(
         &self,
         storage: &dyn Storage,
         stop: impl FnOnce(StorageError) -> AppendError,
-    ) -> Result<State, AppendError> {
+    ) -> Result<(State, bool), AppendError> {
         // As a whole: a file that is no state is refused for its length, too.
-        let newest = self.newest_of(&storage.read(self.file.path())?)?;
+        let bytes = storage.read(self.file.path())?;
+        let newest = self.newest_of(&bytes)?;
         self.write(&newest, stop)?;
-        Ok(newest)
+        Ok((newest, State::has_unreadable(&bytes)))
     }
 
     /// Writes a slot, durably, and only then has the page name it. `stop` is told of a sync that fails.
