@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf};
 
 use teeline_core::{Epoch, Name, Sequence, SourceName};
-use teeline_log::Progress;
+use teeline_log::{ClockJump, Progress};
 
 /// Whoever is told what happens. Called from the threads of the sources, one call at a time per source, and from the one
 /// that looks after the log.
@@ -102,6 +102,11 @@ pub enum BridgeEvent {
         /// Why, and what helps.
         reason: String,
     },
+    /// The wall clock of the host jumped since the log was looked after last. No record is kept shorter or longer for it.
+    ClockJumped {
+        /// How far.
+        jump: ClockJump,
+    },
     /// Something the bridge does without, such as a CPU it could not pin to.
     Warning {
         /// The ring's directory.
@@ -176,6 +181,9 @@ impl fmt::Display for BridgeEvent {
                     f,
                     "the log is not looked after, its space does not come back: {reason}"
                 )
+            }
+            Self::ClockJumped { jump } => {
+                write!(f, "{jump}; no record is kept shorter or longer for it")
             }
             Self::Unblocked { source } => write!(f, "{source}: storing goes on"),
             Self::EpochEnded {

@@ -220,7 +220,8 @@ impl Bridge {
     fn look_after_log(&self, interval: Duration, ended: &Receiver<()>, observer: &Observer<'_>) {
         let mut told = None;
         loop {
-            let reason = match self.log.look_after() {
+            let jumped = |jump| observer(&BridgeEvent::ClockJumped { jump });
+            let reason = match self.log.look_after_and_tell(jumped) {
                 // Somebody else does it.
                 Ok(()) | Err(UpkeepError::Append(AppendError::Busy { .. })) => None,
                 Err(error) => Some(error.to_string()),

@@ -15,6 +15,7 @@ use std::{
 use run::teeline;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use teeline_log::format::ages;
 use teeline_os::{SystemClock, state::StateDir};
 use teeline_ring::{AttachOptions, MessageType, Producer, RingOptions};
 use tempfile::TempDir;
@@ -152,6 +153,55 @@ fn sigterm_drains_and_ends_well() {
         .run()
         .fine();
     assert_eq!(read.objects().len(), 100);
+}
+
+/// HAZARDS LG-07: the host's clock was set ahead between two looks. Whoever looks after the log says so, once: the command, or the
+/// bridge.
+#[test]
+fn a_clock_that_jumps_is_told_by_who_looks_after_the_log() {
+    const HOUR_NS: u64 = 3_600_000_000_000;
+    let place = Place::new();
+    let log = place.path("log");
+    let create = ["log", "create", "--any-filesystem", "--partitions=2"];
+    let create = teeline(create).arg("--keep-age=1d").arg(&log).arg("fills");
+    create.run().fine();
+    let retain = |options: &[&str]| {
+        let args = ["log", "retain"].into_iter().chain(options.iter().copied());
+        teeline(args).arg(&log).run().fine()
+    };
+    let is_told = |options: &[&str]| {
+        let told = retain(options).stdout;
+        told.contains("the wall clock jumped ahead by ")
+    };
+    assert!(!is_told(&[]), "it did not");
+    // What the clock showed then, an hour less: so it went ahead since.
+    let jump = |partitions: std::ops::Range<u32>| {
+        for partition in partitions {
+            let path = log.join(format!("fills/{partition}/ages"));
+            let mut ages = ages::decode(&fs::read(&path).unwrap()).unwrap();
+            ages.wall_ns -= HOUR_NS;
+            fs::write(&path, ages::encode(&ages)).unwrap();
+        }
+    };
+    jump(0..1);
+    assert!(is_told(&["--dry-run"]) && is_told(&["--dry-run"]));
+    let is_hour = |by_ns: &Value| by_ns.as_u64().unwrap().abs_diff(HOUR_NS) < HOUR_NS / 1_000;
+    let objects = retain(&["--json"]).objects();
+    assert!(is_hour(&objects[0]["clock_jump_ns"]), "{objects:?}");
+    assert_eq!(objects[0]["clock_jumps"], 1);
+    assert_eq!(objects[1]["clock_jump_ns"], Value::Null);
+    assert!(!is_told(&[]), "it is known");
+
+    jump(0..2);
+    let mut running = place.start();
+    let told = running.wait_for("clock_jumped");
+    assert!(is_hour(&told["jump_ns"]), "{told}");
+    assert!(told["text"].as_str().unwrap().contains("jumped ahead by"));
+    let _producer = place.create_ring();
+    running.wait_for("attached");
+    running.signal(Signal::TERM);
+    running.wait_for("stopped");
+    assert!(!is_told(&[]), "one of them is enough");
 }
 
 /// What the topic's policy does not keep goes while the bridge runs, and what goes on being published is stored.

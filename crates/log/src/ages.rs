@@ -1,6 +1,7 @@
 //! How old the records of a partition are, whatever the wall clock does: see [`format::ages`](mod@crate::format::ages).
 
 use std::{
+    fmt, mem,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -20,11 +21,20 @@ const SEEN_MAX: usize = 512;
 const JUMP_NS: u64 = 1_000_000_000;
 const STEERED_PER: u64 = 2_000;
 
-/// The wall clock went another way than time: ahead, or back if negative, by so many nanoseconds.
+/// The wall clock went another way than time: ahead, or back if negative, by so many nanoseconds. No record's age goes by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockJump {
     /// How far.
     pub by_ns: i64,
+}
+
+impl fmt::Display for ClockJump {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let way = if self.by_ns < 0 { "back" } else { "ahead" };
+        let by = Duration::from_nanos(self.by_ns.unsigned_abs());
+        let by = Duration::from_millis(u64::try_from(by.as_millis()).unwrap_or(u64::MAX));
+        write!(f, "the wall clock jumped {way} by {by:?}")
+    }
 }
 
 /// The file in a partition's directory.
@@ -42,24 +52,17 @@ pub(crate) fn read(storage: &dyn Storage, dir: &Path) -> Result<Ages> {
 }
 
 impl Ages {
-    /// Takes in where the log begins and ends now, and says whether the wall clock has jumped since the last look.
-    pub(crate) fn look(
-        &mut self,
-        storage: &dyn Storage,
-        start: Offset,
-        end: Offset,
-    ) -> Option<ClockJump> {
+    /// Takes in where the log begins and ends now, and whether the wall clock has jumped since the last look.
+    pub(crate) fn look(&mut self, storage: &dyn Storage, start: Offset, end: Offset) {
         let (boot, now, wall) = (storage.boot(), storage.monotonic_ns(), storage.wall_ns());
         let passed = (self.boot == boot).then(|| now.checked_sub(self.monotonic_ns));
-        let mut jump = None;
         if let Some(passed) = passed.flatten() {
             self.lived_ns += passed;
             let by_ns = i128::from(wall) - i128::from(self.wall_ns) - i128::from(passed);
             if by_ns.unsigned_abs() >= u128::from(JUMP_NS + passed / STEERED_PER) {
                 self.jumps += 1;
-                let by_ns =
+                self.untold_ns =
                     i64::try_from(by_ns).unwrap_or(if by_ns < 0 { i64::MIN } else { i64::MAX });
-                jump = Some(ClockJump { by_ns });
             }
         }
         (self.boot, self.monotonic_ns, self.wall_ns) = (boot, now, wall);
@@ -75,7 +78,12 @@ impl Ages {
         if self.seen.len() > SEEN_MAX {
             self.forget_one();
         }
-        jump
+    }
+
+    /// The last jump that nobody was told of. From now on somebody was.
+    pub(crate) fn tell_jump(&mut self) -> Option<ClockJump> {
+        let by_ns = mem::take(&mut self.untold_ns);
+        (by_ns != 0).then_some(ClockJump { by_ns })
     }
 
     /// Leaves out the entry that is missed least: the one whose neighbours are closest to each other, measured by how long
@@ -127,7 +135,8 @@ mod tests {
             // Each minute brings one record, and a look.
             for now in 0..9 * DAY {
                 let start = Offset(now.saturating_sub(kept));
-                assert_eq!(ages.look(&*storage, start, Offset(now)), None);
+                ages.look(&*storage, start, Offset(now));
+                assert_eq!(ages.tell_jump(), None);
                 assert!(ages.seen.len() <= SEEN_MAX);
                 for age in [1, 60, DAY, 7 * DAY] {
                     let Some(due) = now.checked_sub(age).filter(|due| *due > start.0) else {

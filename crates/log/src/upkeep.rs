@@ -11,7 +11,7 @@ use std::{
 use teeline_core::{Name, Offset, Partition};
 
 use crate::{
-    AppendError, Compacted, Compaction, Log, Retained, Retention, Topic, TopicError,
+    AppendError, ClockJump, Compacted, Compaction, Log, Retained, Retention, Topic, TopicError,
     groups::GroupOffset,
     partition::{CompactRule, KEYS_MAX, Rule},
     sqlite::DatabaseError,
@@ -32,6 +32,15 @@ pub enum UpkeepError {
     /// The partition cannot be written to.
     #[error(transparent)]
     Append(#[from] AppendError),
+}
+
+/// What whoever looks after a log is told; see [`Log::upkeep`].
+#[derive(Debug)]
+pub enum UpkeepEvent {
+    /// Something could not be done. It is tried again at the next turn.
+    Failed(UpkeepError),
+    /// The wall clock of the host jumped. No record goes sooner or later for it.
+    ClockJumped(ClockJump),
 }
 
 /// How far groups have come in one topic.
@@ -133,11 +142,17 @@ impl Topic {
         self.to_append(partition)?.compact(&rule)
     }
 
-    /// Does once for a partition what the topic's file asks for.
-    fn look_after(&self, partition: Partition, passed: &Passed) -> Result<(), AppendError> {
+    /// Does once for a partition what the topic's file asks for. A jump of the clock that it finds is noted.
+    fn look_after(
+        &self,
+        partition: Partition,
+        passed: &Passed,
+        jump: &mut Option<ClockJump>,
+    ) -> Result<(), AppendError> {
         let config = self.config();
         if !config.retention.keeps_all() || config.roll_age.is_some() {
-            self.retain(partition, &config.retention, passed, false)?;
+            let retained = self.retain(partition, &config.retention, passed, false)?;
+            *jump = jump.or(retained.jump);
         }
         if let Some(compaction) = &config.compaction {
             self.compact(partition, compaction, passed, LEAST_DIRTY_PERCENT, false)?;
@@ -180,6 +195,25 @@ impl Log {
     /// # Errors
     /// When something failed.
     pub fn look_after(&self) -> Result<(), UpkeepError> {
+        self.look_after_and_tell(|_| ())
+    }
+
+    /// As [`look_after`](Self::look_after), and hands it to `told`, once, if the wall clock was found to have jumped since somebody
+    /// looked after the log last: nothing goes by it here, but whatever else goes by the time on this host may. It is noticed in
+    /// topics that keep or seal records by age.
+    ///
+    /// # Errors
+    /// When something failed.
+    pub fn look_after_and_tell(&self, told: impl FnOnce(ClockJump)) -> Result<(), UpkeepError> {
+        let mut jump = None;
+        let done = self.look_after_all(&mut jump);
+        if let Some(jump) = jump {
+            told(jump);
+        }
+        done
+    }
+
+    fn look_after_all(&self, jump: &mut Option<ClockJump>) -> Result<(), UpkeepError> {
         let mut first = Ok(());
         // Read once, and only where a topic names groups: opening that database checks all of it.
         let mut offsets: Option<Vec<GroupOffset>> = None;
@@ -205,7 +239,7 @@ impl Log {
                 }
             };
             for partition in topic.partitions() {
-                if let Err(error) = topic.look_after(partition, &passed) {
+                if let Err(error) = topic.look_after(partition, &passed, jump) {
                     note(&mut first, error.into());
                 }
             }
@@ -214,14 +248,14 @@ impl Log {
     }
 
     /// Looks after the log from a thread of its own, now and every `interval`, until the handle is dropped. One process
-    /// of a host is enough; several do not disturb one another. Errors are handed to `report`.
+    /// of a host is enough; several do not disturb one another. Errors, and jumps of the clock, are handed to `report`.
     ///
     /// # Errors
     /// When there can be no thread.
     pub fn upkeep(
         &self,
         interval: Duration,
-        mut report: impl FnMut(UpkeepError) + Send + 'static,
+        mut report: impl FnMut(UpkeepEvent) + Send + 'static,
     ) -> io::Result<Upkeep> {
         let (stop, stopped) = mpsc::channel::<()>();
         let log = self.clone();
@@ -229,10 +263,10 @@ impl Log {
             .name("teeline-log-upkeep".to_owned())
             .spawn(move || {
                 loop {
-                    match log.look_after() {
+                    match log.look_after_and_tell(|jump| report(UpkeepEvent::ClockJumped(jump))) {
                         // Somebody else does it.
                         Ok(()) | Err(UpkeepError::Append(AppendError::Busy { .. })) => {}
-                        Err(error) => report(error),
+                        Err(error) => report(UpkeepEvent::Failed(error)),
                     }
                     match stopped.recv_timeout(interval) {
                         Err(RecvTimeoutError::Timeout) => {}

@@ -116,6 +116,37 @@ fn lg_07_a_jumping_clock_deletes_nothing_early_and_pins_nothing() {
     assert_eq!(names.len(), 1, "{names:?}");
 }
 
+/// HAZARDS LG-07: a jump that is found at a roll, where nobody is to be told, is told to whoever looks after the log next, once,
+/// in however many partitions it was found.
+#[test]
+fn a_jump_that_a_roll_found_is_told_once() {
+    let config = TopicConfig {
+        partitions: 2,
+        ..config(by_age(DAY))
+    };
+    let mut world = World::new(1, config, 1);
+    let topic = world.open().unwrap();
+    let log = world.log.clone().unwrap();
+    let look_after = || {
+        let mut told = Vec::new();
+        log.look_after_and_tell(|jump| told.push(jump.to_string()))
+            .unwrap();
+        told
+    };
+    assert_eq!(look_after(), [""; 0]);
+    world.disk.set_wall_clock(-7_200_000_000_000);
+    while segments(&world).len() < 4 {
+        for partition in [0, 1] {
+            let numbers = world.numbers(partition, world.last_known(partition, 0), 1);
+            world.append(partition, 0, &numbers).unwrap();
+        }
+    }
+    assert_eq!(look_after(), ["the wall clock jumped back by 7200s"]);
+    assert_eq!(look_after(), [""; 0]);
+    let jumps = retain(&topic, &by_age(DAY)).jumps;
+    assert_eq!(jumps, 1);
+}
+
 /// HAZARDS LG-07: nor does it stay because somebody looks every minute, or because segments are filled every few minutes.
 #[test]
 fn lg_07_a_log_that_is_looked_after_often_is_not_kept_for_ever() {

@@ -117,6 +117,9 @@ struct EventLine {
     witnessed: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     drained: Option<bool>,
+    /// By how many nanoseconds the clock jumped; negative if it was set back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    jump_ns: Option<i64>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     counts: Option<Counts>,
     text: String,
@@ -207,6 +210,12 @@ impl EventLine {
             },
             BridgeEvent::Upkeep { .. } => Self {
                 event: "upkeep",
+                text: text.clone(),
+                ..Self::default()
+            },
+            BridgeEvent::ClockJumped { jump } => Self {
+                event: "clock_jumped",
+                jump_ns: Some(jump.by_ns),
                 text: text.clone(),
                 ..Self::default()
             },

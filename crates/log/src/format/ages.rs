@@ -5,7 +5,7 @@ use teeline_core::Offset;
 use super::{Counted, Flaw, layout};
 use entry::ENTRY_BYTES;
 
-layout! { HEADER_BYTES = 56;
+layout! { HEADER_BYTES = 64;
     MAGIC: u32 = 0,
     VERSION: u16 = 4,
     RESERVED: u16 = 6,
@@ -16,6 +16,7 @@ layout! { HEADER_BYTES = 56;
     WALL_NS: u64 = 32,
     LIVED_NS: u64 = 40,
     JUMPS: u64 = 48,
+    UNTOLD_NS: u64 = 56,
 }
 
 /// One entry of the file.
@@ -62,6 +63,8 @@ pub struct Ages {
     pub lived_ns: u64,
     /// How often the wall clock was found to have jumped.
     pub jumps: u64,
+    /// By how much it jumped when that was found last, as long as nobody who runs retention was told; 0 if all was told.
+    pub untold_ns: i64,
     /// Both times and ends rise.
     pub seen: Vec<Seen>,
 }
@@ -78,6 +81,7 @@ pub fn encode(ages: &Ages) -> Vec<u8> {
     field::WALL_NS.put(&mut bytes, ages.wall_ns);
     field::LIVED_NS.put(&mut bytes, ages.lived_ns);
     field::JUMPS.put(&mut bytes, ages.jumps);
+    field::UNTOLD_NS.put(&mut bytes, ages.untold_ns.cast_unsigned());
     for (place, seen) in FILE.places(&mut bytes).zip(&ages.seen) {
         entry::field::LIVED_NS.put(place, seen.lived_ns);
         entry::field::END.put(place, seen.end.0);
@@ -113,6 +117,7 @@ pub fn decode(bytes: &[u8]) -> Result<Ages, Flaw> {
         wall_ns: field::WALL_NS.get(bytes),
         lived_ns,
         jumps: field::JUMPS.get(bytes),
+        untold_ns: field::UNTOLD_NS.get(bytes).cast_signed(),
         seen,
     })
 }
@@ -135,6 +140,7 @@ mod tests {
             wall_ns: 1_764_000_000_000_000_000,
             lived_ns: 90_000_000_000,
             jumps: 2,
+            untold_ns: -3_600_000_000_000,
             seen: vec![seen(0, 10), seen(60_000_000_000, 1003)],
         }
     }

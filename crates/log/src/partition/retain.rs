@@ -34,7 +34,8 @@ pub struct Retained {
     pub sealed: bool,
     /// How far the groups that hold records back have come, if there are any.
     pub passed: Option<Offset>,
-    /// Whether the wall clock was found to have jumped since the last look. It has no influence.
+    /// Whether the wall clock was found to have jumped since retention ran last: how far when it was found last. It has no
+    /// influence.
     pub jump: Option<ClockJump>,
     /// How often it was found to have jumped since ages are kept, at rolls too.
     pub jumps: u64,
@@ -71,7 +72,8 @@ impl Appender {
         let age = rule.policy.age;
         let mut ages = ages::read(&*self.env.storage, &self.dir)?;
         if age.is_some() || rule.roll_age.is_some() {
-            retained.jump = self.look(&mut ages);
+            self.look(&mut ages);
+            retained.jump = ages.tell_jump();
             retained.jumps = ages.jumps;
             if !rule.dry_run {
                 self.keep_ages(&ages)?;
@@ -151,13 +153,13 @@ impl Appender {
 
     /// Takes in where the log begins and ends now. Where answers come after the sync, a power cut may take what is not durable,
     /// and other records get its offsets, which are younger.
-    fn look(&self, ages: &mut Ages) -> Option<ClockJump> {
+    fn look(&self, ages: &mut Ages) {
         let end = if self.config.durability.is_synced() {
             self.durable
         } else {
             self.end.offset
         };
-        ages.look(&*self.env.storage, self.state.log_start, end)
+        ages.look(&*self.env.storage, self.state.log_start, end);
     }
 
     /// Puts the ages in place.
@@ -170,7 +172,7 @@ impl Appender {
     pub(super) fn look_at_ages(&mut self) -> Result<(), AppendError> {
         let mut ages = ages::read(&*self.env.storage, &self.dir)?;
         // Whoever runs retention tells of jumps.
-        let _jump = self.look(&mut ages);
+        self.look(&mut ages);
         self.keep_ages(&ages)
     }
 

@@ -500,6 +500,8 @@ struct RetainedLine {
     sealed: bool,
     passed: Option<u64>,
     clock_jumps: u64,
+    /// How far the clock jumped, if it did since retention ran last.
+    clock_jump_ns: Option<i64>,
 }
 
 /// The topics that a verb is about.
@@ -517,7 +519,7 @@ impl RetainArgs {
         if !given.keeps_all() && self.topic.is_none() {
             return Err(Failure::new("a policy is given for no topic: name one"));
         }
-        let mut rows = Vec::new();
+        let (mut rows, mut jump) = (Vec::new(), None);
         for topic in topics(&log, self.topic.as_ref())? {
             let config = topic.config();
             let policy = if given.keeps_all() {
@@ -531,6 +533,7 @@ impl RetainArgs {
                 let done = topic
                     .retain(partition, policy, &passed, self.dry_run)
                     .map_err(Failure::new)?;
+                jump = jump.or(done.jump);
                 let line = RetainedLine {
                     topic: topic.name().to_string(),
                     partition: partition.0,
@@ -542,6 +545,7 @@ impl RetainArgs {
                     sealed: done.sealed,
                     passed: done.passed.map(|passed| passed.0),
                     clock_jumps: done.jumps,
+                    clock_jump_ns: done.jump.map(|jump| jump.by_ns),
                 };
                 if out.is_json() {
                     out.object(&line)?;
@@ -571,6 +575,11 @@ impl RetainArgs {
                 "bytes",
             ];
             out.table(&heads, &rows)?;
+            if let Some(jump) = jump {
+                out.line(format_args!(
+                    "{jump}; no record is kept shorter or longer for it"
+                ))?;
+            }
         }
         Ok(Answer::Fine)
     }
