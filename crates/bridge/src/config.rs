@@ -54,6 +54,9 @@ pub struct BridgeConfig {
     /// How often to do what the topics' files ask for: retention, sealing by age, compaction. `None`: never, somebody else
     /// does it.
     pub upkeep: Option<Duration>,
+    /// CPUs of the log's own threads, which sync and look after it, by the kernel's numbers; `None`: those that the thread
+    /// which opens it may run on. See [`LogOptions::thread_cpus`](teeline_log::LogOptions::thread_cpus).
+    pub log_cpus: Option<Vec<usize>>,
     /// The host's state directory; `None` is the usual place.
     pub state_dir: Option<PathBuf>,
     /// How long a stop may take to empty the rings. What is left then stays in them.

@@ -98,6 +98,7 @@ impl Bridge {
     pub fn open(config: BridgeConfig) -> Result<Self, BridgeError> {
         let options = LogOptions {
             any_filesystem: config.any_filesystem,
+            thread_cpus: config.log_cpus.clone(),
             ..LogOptions::default()
         };
         let log = Log::open_or_create(&config.log_root, &options)?;

@@ -60,6 +60,11 @@ pub struct LogOptions {
     pub any_filesystem: bool,
     /// How long an append waits for a partition that another process holds.
     pub patience: Duration,
+    /// The CPUs, by the kernel's numbers, of the threads that the log starts: for syncs and segments to come, upkeep, and what
+    /// members of groups do in the background. Without it, those that the thread which opens the log may run on just then.
+    /// So a program that pins its appender to a core of its own opens the log before, or in another thread, or names CPUs
+    /// here: on none of these ways does anything else come to that core.
+    pub thread_cpus: Option<Vec<usize>>,
 }
 
 impl Default for LogOptions {
@@ -69,6 +74,7 @@ impl Default for LogOptions {
             access: Access::Write,
             any_filesystem: false,
             patience: Duration::from_secs(5),
+            thread_cpus: None,
         }
     }
 }
@@ -378,6 +384,7 @@ impl Log {
         let root = root.as_ref();
         let id = read_identity(&*storage, root)?;
         refuse_unsuitable(&*storage, root, options)?;
+        let helper = Helper::new(&*storage, options)?;
         if options.access == Access::Write {
             // Whoever made the names may have died before they were durable; what is appended below them must not
             // vanish with them.
@@ -391,7 +398,7 @@ impl Log {
                     root: root.to_owned(),
                     storage,
                     options: options.clone(),
-                    helper: Helper::default(),
+                    helper,
                 }),
                 topics: Mutex::new(BTreeMap::new()),
             }),

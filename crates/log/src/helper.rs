@@ -1,11 +1,12 @@
 //! Threads that work aside, so that appends need not: one syncs and takes snapshots, one prepares segments, one keeps
 //! the promise of [`Durability::SyncEvery`](crate::Durability::SyncEvery) while nobody appends.
 //!
-//! Each is started when there is work for it and ends with the log. On a storage without threads (the fake) work is done
-//! at once, where it comes up, so that a history is the same each time.
+//! Each is started when there is work for it and ends with the log. They run where the log was opened for, not where its
+//! appenders are pinned. On a storage without threads (the fake) work is done at once, where it comes up, so that a history
+//! is the same each time.
 
 use std::{
-    fmt,
+    fmt, io,
     sync::{
         Mutex, PoisonError, Weak,
         mpsc::{self, Receiver, RecvTimeoutError, Sender},
@@ -14,7 +15,13 @@ use std::{
     time::Duration,
 };
 
-use crate::{AppendError, partition::Partition, storage::Storage};
+use teeline_os::cpu;
+
+use crate::{
+    AppendError, LogOptions,
+    partition::Partition,
+    storage::{Storage, StorageError},
+};
 
 /// Which thread does it: what takes long keeps nobody else waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +35,9 @@ pub(crate) enum Lane {
 type Job = Box<dyn FnOnce() + Send>;
 
 /// The threads of one open log.
-#[derive(Default)]
 pub(crate) struct Helper {
+    /// Where they run; if none is named, where whoever starts them does.
+    cpus: Vec<usize>,
     durability: Mutex<Option<Thread<Job>>>,
     space: Mutex<Option<Thread<Job>>>,
     clock: Mutex<Option<Thread<Watched>>>,
@@ -54,11 +62,13 @@ struct Thread<M> {
 }
 
 impl<M: Send + 'static> Thread<M> {
-    fn start(name: &str, run: impl FnOnce(&Receiver<M>) + Send + 'static) -> Option<Self> {
+    fn start(
+        helper: &Helper,
+        name: &str,
+        run: impl FnOnce(&Receiver<M>) + Send + 'static,
+    ) -> Option<Self> {
         let (sender, receiver) = mpsc::channel();
-        let handle = thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || run(&receiver));
+        let handle = helper.spawn(name, move || run(&receiver));
         Some(Self {
             sender: Some(sender),
             handle: Some(handle.ok()?),
@@ -95,6 +105,46 @@ fn send<M: Send + 'static>(
 }
 
 impl Helper {
+    /// For a log that is opened by the calling thread.
+    pub(crate) fn new(storage: &dyn Storage, options: &LogOptions) -> Result<Self, StorageError> {
+        let cpus = match &options.thread_cpus {
+            _ if !storage.has_threads() => Vec::new(),
+            Some(cpus) => {
+                thread::scope(|scope| {
+                    let tries = thread::Builder::new();
+                    let tried = tries.spawn_scoped(scope, || cpu::move_current(cpus));
+                    // Without a thread to try it with, none will be started either.
+                    tried.map_or(Ok(()), |tried| tried.join().unwrap_or(Ok(())))
+                })?;
+                cpus.clone()
+            }
+            // If the kernel does not tell, they run where whoever starts them does.
+            None => cpu::allowed().unwrap_or_default(),
+        };
+        Ok(Self {
+            cpus,
+            durability: Mutex::default(),
+            space: Mutex::default(),
+            clock: Mutex::default(),
+        })
+    }
+
+    /// Starts a thread of the log.
+    pub(crate) fn spawn(
+        &self,
+        name: &str,
+        run: impl FnOnce() + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
+        let cpus = self.cpus.clone();
+        thread::Builder::new().name(name.to_owned()).spawn(move || {
+            if !cpus.is_empty() {
+                // If they have gone since, it runs where it may.
+                drop(cpu::move_current(&cpus));
+            }
+            run();
+        })
+    }
+
     /// Has `job` done on a partition, aside if the storage has threads. What goes wrong aside comes up again at the
     /// next append, if it matters.
     pub(crate) fn run(
@@ -119,7 +169,7 @@ impl Helper {
             Lane::Space => (&self.space, "teeline-log-space"),
         };
         let start = || {
-            Thread::start(name, |jobs: &Receiver<Job>| {
+            Thread::start(self, name, |jobs: &Receiver<Job>| {
                 for job in jobs {
                     job();
                 }
@@ -154,7 +204,7 @@ impl Helper {
             partition,
             interval,
         };
-        let start = || Thread::start("teeline-log-clock", keep_time);
+        let start = || Thread::start(self, "teeline-log-clock", keep_time);
         // Without a thread, the next append finds the time passed.
         drop(send(&self.clock, start, watched));
     }

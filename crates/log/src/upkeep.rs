@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     io,
     sync::mpsc::{self, RecvTimeoutError, Sender},
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -259,21 +259,20 @@ impl Log {
     ) -> io::Result<Upkeep> {
         let (stop, stopped) = mpsc::channel::<()>();
         let log = self.clone();
-        let thread = thread::Builder::new()
-            .name("teeline-log-upkeep".to_owned())
-            .spawn(move || {
-                loop {
-                    match log.look_after_and_tell(|jump| report(UpkeepEvent::ClockJumped(jump))) {
-                        // Somebody else does it.
-                        Ok(()) | Err(UpkeepError::Append(AppendError::Busy { .. })) => {}
-                        Err(error) => report(UpkeepEvent::Failed(error)),
-                    }
-                    match stopped.recv_timeout(interval) {
-                        Err(RecvTimeoutError::Timeout) => {}
-                        _ => return,
-                    }
+        let turns = move || {
+            loop {
+                match log.look_after_and_tell(|jump| report(UpkeepEvent::ClockJumped(jump))) {
+                    // Somebody else does it.
+                    Ok(()) | Err(UpkeepError::Append(AppendError::Busy { .. })) => {}
+                    Err(error) => report(UpkeepEvent::Failed(error)),
                 }
-            })?;
+                match stopped.recv_timeout(interval) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    _ => return,
+                }
+            }
+        };
+        let thread = self.env().helper.spawn("teeline-log-upkeep", turns)?;
         Ok(Upkeep {
             stop: Some(stop),
             thread: Some(thread),

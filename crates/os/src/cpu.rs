@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 use crate::{Context, Error, Result};
 
@@ -49,9 +49,58 @@ pub fn pin_current(cpu: usize) -> Result<()> {
     Err(refused.with_remedy(format!("choose one of the allowed CPUs {before:?}")))
 }
 
+/// Has the calling thread run on any of `cpus`, and asks the kernel afterwards whether it is so. They may be others than it
+/// was allowed before: what the process may use at all is for its control group to say.
+///
+/// # Errors
+/// When there are none, or one does not exist or may not be used; the text names it.
+pub fn move_current(cpus: &[usize]) -> Result<()> {
+    let refused = |what: String| {
+        let error = io::Error::new(io::ErrorKind::InvalidInput, what);
+        Error::new("move the calling thread, see", STATUS, error)
+    };
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        if cpu >= CpuSet::MAX_CPU {
+            return Err(refused(format!("there is no CPU {cpu}")));
+        }
+        set.set(cpu);
+    }
+    // Those that may not be used, the kernel leaves out; if none is left, it refuses.
+    let moved = sched_setaffinity(None, &set).map_err(|error| refused(error.to_string()));
+    let now = allowed()?;
+    match cpus.iter().find(|cpu| !now.contains(cpu)) {
+        Some(cpu) => Err(refused(format!("CPU {cpu} may not be used"))),
+        None => moved,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{allowed, current, pin_current};
+    use super::{allowed, current, move_current, pin_current};
+
+    #[test]
+    fn a_pinned_thread_can_be_moved_to_other_cpus() {
+        let all = allowed().unwrap();
+        std::thread::spawn(move || {
+            pin_current(all[0]).unwrap();
+            move_current(&all).unwrap();
+            assert_eq!(allowed().unwrap(), all);
+            let last = [all[all.len() - 1]];
+            move_current(&last).unwrap();
+            assert_eq!(allowed().unwrap(), last);
+            for (none, told) in [
+                (&[] as &[usize], "Invalid argument"),
+                (&[5_000], "no CPU 5000"),
+                (&[last[0], 1_023], "CPU 1023 may not be used"),
+            ] {
+                let text = move_current(none).unwrap_err().to_string();
+                assert!(text.contains(told), "{text}");
+            }
+        })
+        .join()
+        .unwrap();
+    }
 
     #[test]
     fn a_pinned_thread_runs_where_the_kernel_says() {

@@ -19,9 +19,10 @@ pub(super) fn bridge(mut fields: Fields<'_>) -> Option<BridgeConfig> {
         let root = log.need("root", path);
         let any_filesystem = log.take("any_filesystem", yes_or_no);
         let upkeep = log.take("upkeep_ms", whole(0, 86_400_000));
+        let cpus = log.take("cpus", cpus);
         log.done();
         let upkeep = upkeep.map_or(UPKEEP_DEFAULT, Duration::from_millis);
-        (root, any_filesystem.unwrap_or(false), upkeep)
+        (root, any_filesystem.unwrap_or(false), upkeep, cpus)
     });
     let state_dir = fields.table("state").and_then(|mut state| {
         let dir = state.need("dir", path);
@@ -59,11 +60,12 @@ pub(super) fn bridge(mut fields: Fields<'_>) -> Option<BridgeConfig> {
         );
     }
     fields.done();
-    let (log_root, any_filesystem, upkeep) = log?;
+    let (log_root, any_filesystem, upkeep, log_cpus) = log?;
     Some(BridgeConfig {
         log_root: log_root?,
         any_filesystem,
         upkeep: (!upkeep.is_zero()).then_some(upkeep),
+        log_cpus,
         state_dir,
         drain_limit: drain_limit.unwrap_or(DRAIN_LIMIT_DEFAULT),
         topics: topics.into_iter().collect::<Option<_>>()?,
@@ -262,6 +264,18 @@ fn types(value: &Value) -> Result<Types, String> {
         }
         _ => Err(WANTED.to_owned()),
     }
+}
+
+fn cpus(value: &Value) -> Result<Vec<usize>, String> {
+    let listed = value.as_array().filter(|items| !items.is_empty());
+    let cpus = listed.and_then(|items| {
+        let cpu = |item: &Value| item.as_integer().and_then(|cpu| u16::try_from(cpu).ok());
+        items
+            .iter()
+            .map(|item| cpu(item).map(usize::from))
+            .collect()
+    });
+    cpus.ok_or_else(|| "must be an array of numbers from 0 to 65535".to_owned())
 }
 
 fn durability(value: &Value) -> Result<Durability, String> {

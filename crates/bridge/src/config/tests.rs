@@ -21,6 +21,7 @@ fn the_documented_example_is_understood_in_every_key() {
         config.state_dir.unwrap().to_str(),
         Some("/var/lib/teeline/state")
     );
+    assert_eq!(config.log_cpus, Some(vec![0, 1]));
     assert_eq!(config.drain_limit, Duration::from_secs(10));
     let topic = &config.topics[0].config;
     assert_eq!(topic.partitions, 4);
@@ -55,6 +56,7 @@ fn what_may_be_left_out_may_be_left_out() {
     .parse()
     .unwrap();
     assert_eq!((config.state_dir, config.topics), (None, vec![]));
+    assert_eq!(config.log_cpus, None);
     assert_eq!(config.sources[0].routes[0].types, Types::All);
     assert_eq!(config.sources[0].routes[0].key, KeyRule::None);
     assert!(!config.sources[0].relayed);
@@ -67,6 +69,7 @@ fn everything_wrong_is_named_by_its_key_at_once() {
         lag = 1
         [log]
         rot = "x"
+        cpus = [0, -1]
         [drain]
         limit_ms = -1
         [[topic]]
@@ -110,6 +113,7 @@ fn everything_wrong_is_named_by_its_key_at_once() {
     let mut wanted = [
         "lag",
         "log.rot",
+        "log.cpus",
         "log.root",
         "drain.limit_ms",
         "topic[0].name",

@@ -10,7 +10,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -489,7 +489,7 @@ impl Member {
                 shared.bell.wait(heard, shared.options.heartbeat);
             }
         };
-        let spawned = thread::Builder::new().name(name.to_owned()).spawn(turns);
+        let spawned = self.shared.log.env().helper.spawn(name, turns);
         let failed = |source| {
             teeline_os::Error::new("start a thread for", self.shared.members_dir(), source)
         };
