@@ -1,4 +1,7 @@
-//! Time as an argument: whoever needs it is handed a [`Clock`], so that tests and simulation can turn it by hand.
+//! Time as an argument: whoever needs it is handed a [`Clock`], so that tests and simulation can turn it by hand. And as
+//! people read it.
+
+use core::fmt;
 
 /// Where time comes from.
 pub trait Clock: Send + Sync {
@@ -7,4 +10,59 @@ pub trait Clock: Send + Sync {
 
     /// Nanoseconds since the Unix epoch; may jump either way.
     fn wall_ns(&self) -> u64;
+}
+
+/// Nanoseconds since the Unix epoch, shown as people read them: in UTC, to the second, as RFC 3339 has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Utc(pub u64);
+
+impl fmt::Display for Utc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const DAYS_IN_400_YEARS: u64 = 146_097;
+        let seconds = self.0 / 1_000_000_000;
+        let (days, second) = (seconds / 86_400, seconds % 86_400);
+        // Counted from the first of March of the year 0: so the leap day is a year's last.
+        let days = days + 719_468;
+        let day = days % DAYS_IN_400_YEARS;
+        let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+        let day = day - (365 * year + year / 4 - year / 100);
+        let month = (5 * day + 2) / 153;
+        let day = day - (153 * month + 2) / 5 + 1;
+        let (month, next) = if month < 10 {
+            (month + 3, 0)
+        } else {
+            (month - 9, 1)
+        };
+        let year = days / DAYS_IN_400_YEARS * 400 + year + next;
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        write!(
+            f,
+            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+
+    use super::Utc;
+
+    #[test]
+    fn a_time_is_shown_as_people_read_it() {
+        // As `date -u -d @SECONDS` has them.
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_868_799, "2000-02-29T23:59:59Z"),
+            (1_709_251_200, "2024-03-01T00:00:00Z"),
+            (1_796_030_100, "2026-11-30T09:15:00Z"),
+            (1_798_761_599, "2026-12-31T23:59:59Z"),
+            (4_107_542_399, "2100-02-28T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(Utc(seconds * 1_000_000_000).to_string(), text);
+        }
+        assert_eq!(Utc(u64::MAX).to_string(), "2554-07-21T23:34:33Z");
+    }
 }

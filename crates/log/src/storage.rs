@@ -11,8 +11,7 @@ use std::{
     time::Duration,
 };
 
-use teeline_core::time::Clock;
-use teeline_os::SystemClock;
+use teeline_core::time::{Clock, Utc};
 
 use crate::format::watermark::Word;
 
@@ -109,13 +108,7 @@ pub struct Holder {
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let held_ns = SystemClock.wall_ns().saturating_sub(self.since_wall_ns);
-        write!(
-            f,
-            "process {} since {} s",
-            self.pid,
-            held_ns / 1_000_000_000
-        )
+        write!(f, "process {} since {}", self.pid, Utc(self.since_wall_ns))
     }
 }
 
