@@ -10,8 +10,8 @@ use std::{
 
 use teeline_core::{Sequence, recorder::Recorder};
 use teeline_log::{
-    AppendError, Log, LogOptions, Progress, ResumeError, Succession, Topic, TopicError,
-    UpkeepError, Writer, WriterError,
+    AppendError, Log, LogOptions, Progress, ResumeError, Standstill, Succession, Topic, TopicError,
+    Writer, WriterError,
 };
 use teeline_os::{SystemClock, cpu, hold, sleep, state::StateDir};
 use teeline_ring::{AttachError, AttachOptions, Consumer};
@@ -220,13 +220,11 @@ impl Bridge {
     /// Does what the topics' files ask for, now and every `interval`, until the sources have ended.
     fn look_after_log(&self, interval: Duration, ended: &Receiver<()>, observer: &Observer<'_>) {
         let mut told = None;
+        let mut standstill = Standstill::default();
         loop {
             let jumped = |jump| observer(&BridgeEvent::ClockJumped { jump });
-            let reason = match self.log.look_after_and_tell(jumped) {
-                // Somebody else does it.
-                Ok(()) | Err(UpkeepError::Append(AppendError::Busy { .. })) => None,
-                Err(error) => Some(error.to_string()),
-            };
+            let error = standstill.error_of(self.log.look_after_and_tell(jumped));
+            let reason = error.map(|error| error.to_string());
             if reason != told
                 && let Some(reason) = &reason
             {

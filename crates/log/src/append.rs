@@ -159,10 +159,10 @@ impl BatchAnswer {
 /// safe, since what did reach the disk is then recognised.
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
-    /// Another process held the partition all the time. Try again later.
+    /// Another process held the partition all the time, or compacts it or makes its indexes just now. Try again later.
     #[error("{} is held by {}; it is alive: try again later", path.display(), describe(*holder))]
     Busy {
-        /// The partition's directory.
+        /// The partition's directory, or the lock in it.
         path: PathBuf,
         /// Who holds it, as far as is known.
         holder: Option<Holder>,

@@ -75,7 +75,7 @@ pub use topic::{
     Compaction, ConfigureError, Configured, GrowError, Growth, RepairError, Retention, Topic,
     TopicConfig,
 };
-pub use upkeep::{Passed, Upkeep, UpkeepError, UpkeepEvent};
+pub use upkeep::{Passed, Standstill, Upkeep, UpkeepError, UpkeepEvent};
 pub use writer::{
     EpochEnded, ForgetError, ForgottenIn, ForgottenSource, LastStored, RepairedSource, ResumeError,
     ResumePoint, Succession, Writer, WriterError,

@@ -54,7 +54,7 @@ use crate::{
     producers::Producers,
     recovery::{self, Found},
     segment,
-    storage::{Access, SharedPage, Storage, StorageError},
+    storage::{Access, LockError, LockFile, SharedPage, Storage, StorageError},
     topic::Env,
 };
 
@@ -368,6 +368,16 @@ impl Partition {
             Ok((Arc::clone(&appender.syncer), written, done))
         })?;
         Ok((done, self.commit(&syncer, &written)?))
+    }
+
+    /// Takes the lock of something that takes long, if nobody has it; a note in the file says who does.
+    fn take_lock_file(&self, path: &Path) -> Result<Box<dyn LockFile>, AppendError> {
+        let lock = self.storage().lock_file(path)?;
+        lock.acquire(Duration::ZERO).map_err(|error| match error {
+            LockError::Held { path, holder } => AppendError::Busy { path, holder },
+            LockError::Storage(error) => error.into(),
+        })?;
+        Ok(lock)
     }
 
     fn refuse_read_only(&self) -> Result<(), AppendError> {

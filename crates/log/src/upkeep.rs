@@ -165,10 +165,10 @@ impl Topic {
     }
 
     /// Makes the [indexes by key](crate::TopicConfig::index_by_key) of a partition that are missing, damaged or of no use any
-    /// more, whatever the topic's file says, and returns how many. Nothing is done while somebody else makes them.
+    /// more, whatever the topic's file says, and returns how many.
     ///
     /// # Errors
-    /// As an append.
+    /// As an append; [`AppendError::Busy`] while somebody else makes them.
     pub fn index_keys(&self, partition: Partition) -> Result<u64, AppendError> {
         self.to_append(partition)?.index_keys()
     }
@@ -248,7 +248,8 @@ impl Log {
     }
 
     /// Looks after the log from a thread of its own, now and every `interval`, until the handle is dropped. One process
-    /// of a host is enough; several do not disturb one another. Errors, and jumps of the clock, are handed to `report`.
+    /// of a host is enough; several do not disturb one another. Errors, and jumps of the clock, are handed to `report`, and
+    /// who [stands still](Standstill).
     ///
     /// # Errors
     /// When there can be no thread.
@@ -260,11 +261,11 @@ impl Log {
         let (stop, stopped) = mpsc::channel::<()>();
         let log = self.clone();
         let turns = move || {
+            let mut standstill = Standstill::default();
             loop {
-                match log.look_after_and_tell(|jump| report(UpkeepEvent::ClockJumped(jump))) {
-                    // Somebody else does it.
-                    Ok(()) | Err(UpkeepError::Append(AppendError::Busy { .. })) => {}
-                    Err(error) => report(UpkeepEvent::Failed(error)),
+                let looked = log.look_after_and_tell(|jump| report(UpkeepEvent::ClockJumped(jump)));
+                if let Some(error) = standstill.error_of(looked) {
+                    report(UpkeepEvent::Failed(error));
                 }
                 match stopped.recv_timeout(interval) {
                     Err(RecvTimeoutError::Timeout) => {}
@@ -277,6 +278,30 @@ impl Log {
             stop: Some(stop),
             thread: Some(thread),
         })
+    }
+}
+
+/// Tells those who are busy from those who stand still, for whoever [looks after](Log::look_after) a log again and again.
+/// That somebody else is doing it just now is nothing to report; but who still is at the next look may be stopped, and keeps
+/// everybody from it.
+#[derive(Debug, Default)]
+pub struct Standstill {
+    /// Who was busy with what at the last look, and since when.
+    busy: Option<String>,
+}
+
+impl Standstill {
+    /// What there is to report of a look.
+    pub fn error_of(&mut self, look: Result<(), UpkeepError>) -> Option<UpkeepError> {
+        let before = self.busy.take();
+        let error = look.err()?;
+        if let UpkeepError::Append(AppendError::Busy { .. }) = &error {
+            let busy = self.busy.insert(error.to_string());
+            if before.as_ref() != Some(busy) {
+                return None;
+            }
+        }
+        Some(error)
     }
 }
 

@@ -12,13 +12,16 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
-use teeline_core::{Name, Offset, Partition, Sequence};
+use teeline_core::{Name, Offset, Partition, Sequence, time::Utc};
 use teeline_log::{
-    Answer, AppendError, Compaction, Log, NewRecord, Passed, Retention, Succession, Topic,
-    TopicConfig, Writer,
+    Answer, AppendError, Compaction, DiskStorage, Log, LogOptions, NewRecord, Passed, Retention,
+    Standstill, Succession, Topic, TopicConfig, Writer,
     fake::{FakeDisk, Fault, Operation},
+    format::watermark::Word,
+    storage::{Access, Storage},
 };
 use world::{EPOCH, Process, ROOT, created, options, source, topic_name};
 
@@ -434,4 +437,69 @@ fn a_tombstone_in_a_repaired_segment_goes_only_with_what_it_stands_for() {
     passed.insert(cache(), P0, Offset(tombstone + 1));
     place.compact(&passed);
     assert_eq!(of_key(&place), []);
+}
+
+/// On a disk: whoever compacts, makes indexes or repairs, and stands still doing so, is named to those who would, too.
+#[test]
+fn who_stands_still_with_a_lock_is_named_with_the_time_since_when() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LogOptions {
+        any_filesystem: true,
+        patience: Duration::ZERO,
+        ..LogOptions::default()
+    };
+    let log = Log::create(dir.path().join("log"), &options).unwrap();
+    let topic = log.create_topic(&topic_name(), &config()).unwrap();
+    topic.recover(P0).unwrap();
+    let file = |name: &str| dir.path().join("log/fills/0").join(name);
+    // To the kernel, another opening of the file is somebody else.
+    let elsewhere = |name: &str| {
+        let storage = DiskStorage::new().unwrap();
+        let lock = storage.lock_file(&file(name)).unwrap();
+        lock.acquire(Duration::ZERO).unwrap();
+        lock
+    };
+    let compact = || {
+        let (compaction, passed) = (Compaction::default(), Passed::default());
+        topic.compact(P0, &compaction, &passed, 0, false)
+    };
+    let index = || topic.index_keys(P0);
+    let named = |name: &str, done: Result<(), AppendError>| {
+        let busy = done.unwrap_err();
+        let text = busy.to_string();
+        let AppendError::Busy { path, holder } = busy else {
+            panic!("{busy}")
+        };
+        assert_eq!(path, file(name));
+        let holder = holder.unwrap();
+        assert_eq!(holder.pid, std::process::id());
+        let since = Utc(holder.since_wall_ns);
+        let told = format!("process {} since {since}", holder.pid);
+        assert!(text.contains(&told), "{text}");
+    };
+    let held = elsewhere("compact.lock");
+    named("compact.lock", compact().map(drop));
+    let mut standstill = Standstill::default();
+    assert!(standstill.error_of(log.look_after()).is_none());
+    let told = standstill.error_of(log.look_after()).unwrap();
+    assert!(told.to_string().contains("compact.lock"), "{told}");
+    drop(held);
+    assert!(standstill.error_of(log.look_after()).is_none());
+    let held = elsewhere("keys.lock");
+    named("keys.lock", index().map(drop));
+    named("keys.lock", topic.drop_key_indexes(P0, false).map(drop));
+    drop(held);
+    compact().unwrap();
+    index().unwrap();
+
+    // The note in this lock's file is not what counts: who appends leaves none.
+    let held = elsewhere("lock");
+    let page = DiskStorage::new()
+        .unwrap()
+        .page(&file("watermark"), Access::Write);
+    page.unwrap().store(Word::Holder, 77).unwrap();
+    let refused = topic.repair(P0, true).unwrap_err().to_string();
+    assert!(refused.contains("is held by process 77 since"), "{refused}");
+    drop(held);
+    topic.repair(P0, true).unwrap();
 }

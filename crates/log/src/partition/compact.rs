@@ -85,13 +85,7 @@ impl Partition {
             bytes_before: 0,
             bytes_after: 0,
         };
-        let lock = self.storage().lock_file(&self.dir().join("compact.lock"))?;
-        if !lock.try_acquire()? {
-            return Err(AppendError::Busy {
-                path: self.dir().to_owned(),
-                holder: None,
-            });
-        }
+        let _lock = self.take_lock_file(&self.dir().join("compact.lock"))?;
         let limit = self.with_appender(|appender| {
             appender.locked(|appender| {
                 if !rule.dry_run {

@@ -16,6 +16,7 @@ use teeline_core::{Offset, Partition as Number};
 
 use super::{
     Partition, active::write_zeros, appender::open_page, durability::answered_unknown, is_current,
+    syncer,
 };
 use crate::{
     AppendError, Damage, Finding, ages,
@@ -111,8 +112,7 @@ impl Partition {
         // What this process knows of the partition is of before.
         let mut slot = self.appender();
         *slot = None;
-        let locks = [recovery::lock_path, recovery::sync_lock_path].map(|path| path(self.dir()));
-        let held = [self.hold_alone(&locks[0])?, self.hold_alone(&locks[1])?];
+        let held = self.hold_alone()?;
         if self.is_stopped()? {
             self.drop_cached()?;
         }
@@ -157,18 +157,36 @@ impl Partition {
         Ok(())
     }
 
-    /// Takes a lock that nobody may hold.
-    fn hold_alone(&self, path: &Path) -> Result<Box<dyn LockFile>, AppendError> {
-        let lock = self.storage().lock_file(path)?;
-        lock.acquire(self.env.options.patience)
-            .map_err(|error| match error {
-                LockError::Held { holder, .. } => AppendError::Busy {
-                    path: self.dir().to_owned(),
-                    holder,
-                },
-                LockError::Storage(error) => error.into(),
-            })?;
-        Ok(lock)
+    /// Takes the locks that nobody else may have now, and says in the page who has them.
+    fn hold_alone(&self) -> Result<[Box<dyn LockFile>; 2], AppendError> {
+        let (storage, dir) = (self.storage(), self.dir());
+        let words = [
+            (Word::Holder, Word::HeldSinceNs),
+            (Word::SyncHolder, Word::SyncHeldSinceNs),
+        ];
+        let hold = |path: PathBuf, (pid, since)| {
+            let lock = storage.lock_file(&path)?;
+            match lock.acquire(self.env.options.patience) {
+                Ok(()) => Ok(lock),
+                Err(LockError::Held { path, .. }) => {
+                    let page = storage.page(&recovery::watermark_path(dir), Access::Read);
+                    let holder = page
+                        .ok()
+                        .and_then(|page| syncer::holder(&*page, pid, since));
+                    Err(AppendError::Busy { path, holder })
+                }
+                Err(LockError::Storage(error)) => Err(error.into()),
+            }
+        };
+        let held = [
+            hold(recovery::lock_path(dir), words[0])?,
+            hold(recovery::sync_lock_path(dir), words[1])?,
+        ];
+        let page = open_page(storage, dir)?;
+        for (pid, since) in words {
+            syncer::note_holder(storage, &*page, pid, since)?;
+        }
+        Ok(held)
     }
 
     /// Reads every batch.

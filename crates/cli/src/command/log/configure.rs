@@ -5,10 +5,10 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use teeline_core::Name;
-use teeline_log::{Compaction, Topic, TopicConfig};
+use teeline_log::{AppendError, Compaction, Topic, TopicConfig};
 
 use super::change::{self, duration, size};
-use crate::output::{Answer, Failure, Output};
+use crate::output::{Answer, Failure, Output, complain};
 
 /// What is changed; what is left out stays as it is.
 #[derive(Debug, Args)]
@@ -286,7 +286,12 @@ impl ConfigureArgs {
         for partition in topic.partitions() {
             match self.index_by_key {
                 Some(Switch::On) if !self.dry_run => {
-                    made += topic.index_keys(partition).map_err(Failure::new)?;
+                    match topic.index_keys(partition) {
+                        Ok(count) => made += count,
+                        // Whoever is at it makes the same ones.
+                        Err(busy @ AppendError::Busy { .. }) => complain(&busy),
+                        Err(error) => return Err(Failure::new(error)),
+                    }
                 }
                 Some(Switch::Off) => {
                     let dropped = topic.drop_key_indexes(partition, self.dry_run);
