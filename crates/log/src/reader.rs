@@ -280,6 +280,7 @@ impl Reader {
     fn refuse_overtaken(&mut self) -> Result<(), ReadError> {
         let (from, to) = (self.position, self.partition.start()?);
         if from >= to {
+            self.leave_dropped(to);
             return Ok(());
         }
         match self.overtaken {
@@ -287,6 +288,12 @@ impl Reader {
             Overtaken::GoOn => self.seek(to),
         }
         Err(ReadError::StartMoved { from, to })
+    }
+
+    /// Gives the segment up that it has read to its end, if retention has dropped it since: a file takes its space as long as
+    /// somebody has it open.
+    fn leave_dropped(&mut self, start: Offset) {
+        self.place.take_if(|place| place.segment.base() < start);
     }
 
     /// Reads the batch at a place, or at the start of the segment after it.
@@ -417,6 +424,7 @@ impl Reader {
                 return Ok(true);
             }
             let left = Duration::from_nanos(deadline_ns.saturating_sub(storage.monotonic_ns()));
+            self.leave_dropped(self.partition.start()?);
             if left.is_zero() {
                 return Ok(false);
             }

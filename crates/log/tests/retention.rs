@@ -327,6 +327,59 @@ fn lg_10_space_comes_back_and_descriptors_stay_level() {
     assert!(bytes < 16 * 4096, "{bytes} bytes are left");
 }
 
+/// HAZARDS LG-10, on a real disk: who has read everything, and who has appended it, keeps no file that is dropped then, though
+/// nothing comes after it.
+#[test]
+fn lg_10_the_last_segment_gives_its_space_back_before_there_is_another_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let any = LogOptions {
+        any_filesystem: true,
+        ..LogOptions::default()
+    };
+    let log = Log::create(dir.path().join("log"), &any).unwrap();
+    let policy = by_age(Duration::from_millis(1));
+    let topic = log
+        .create_topic(&topic_name(), &config(policy.clone()))
+        .unwrap();
+    let mut writer = log
+        .writer(&source(0), EPOCH, Succession::AfterDrain)
+        .unwrap();
+    let mut polls = topic.reader(P0, Offset(0)).unwrap();
+    let mut waits = topic.reader(P0, Offset(0)).unwrap();
+    for number in 1..=3 {
+        let record = NewRecord::data(Sequence(number), 1, None, b"a fill");
+        writer.append(&topic, P0, &[record]).unwrap();
+    }
+    for reader in [&mut polls, &mut waits] {
+        assert_eq!(reader.poll(100, |_| {}).unwrap(), 3);
+    }
+    while topic.start(P0).unwrap() < Offset(3) {
+        teeline_os::sleep(Duration::from_millis(5));
+        retain(&topic, &policy);
+    }
+    let first = dir.path().join(format!("log/fills/0/{:020}.log", 0));
+    let still_open = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let opened = links.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        let first = first.to_string_lossy();
+        let mapped = maps.lines().filter(|line| line.contains(&*first)).count();
+        mapped
+            + opened
+                .filter(|path| path.to_string_lossy().starts_with(&*first))
+                .count()
+    };
+    assert!(still_open() > 0, "two readers have it open");
+    assert_eq!(polls.poll(100, |_| {}).unwrap(), 0);
+    assert!(!waits.wait(Duration::ZERO).unwrap());
+    assert_eq!(still_open(), 0);
+    let record = NewRecord::data(Sequence(4), 1, None, b"a fill");
+    writer.append(&topic, P0, &[record]).unwrap();
+    for reader in [&mut polls, &mut waits] {
+        assert_eq!(reader.poll(100, |_| {}).unwrap(), 1);
+    }
+}
+
 /// HAZARDS LG-10: what somebody left standing who died while he removed it, the next retention removes, also of a process that
 /// had the log open all the time, and where nothing else is to be dropped.
 #[test]

@@ -134,6 +134,8 @@ impl Appender {
             .map_err(|error| self.failed(error))?;
         self.end.segment = self.end.offset;
         self.end.file_pos = 0;
+        // The sealed one may be dropped before anything is appended, and takes its space as long as it is open.
+        self.active = None;
         self.checkpoint(false)?;
         let asked = self.asked.at_roll();
         self.wishes.index |= asked.index;

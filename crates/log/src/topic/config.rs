@@ -53,6 +53,11 @@ impl Default for TopicConfig {
 }
 
 /// What is dropped when: whole sealed segments, oldest first. By default nothing is.
+///
+/// A file's space comes back when nobody has it open any more. A reader has the segment open in which it is, and gives one
+/// that was dropped up at its next poll, or at once if it waits; a log that appends has the one open that it appended to last,
+/// until its next append to that partition. So programs that are idle keep one segment for each of their readers, and one
+/// per partition, at the most.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Retention {
