@@ -18,7 +18,7 @@ use teeline_log::{
     Access, Answer, AppendError, Compaction, Control, DiskStorage, ForgetError, Log, LogOptions,
     NewRecord, Passed, Progress, Retention, Succession, Topic, TopicConfig, WriterError,
     fake::{FakeDisk, Operation},
-    format::snapshot,
+    format::{snapshot, text},
     storage::Storage,
     verify,
 };
@@ -74,10 +74,11 @@ fn written(config: &TopicConfig, through: u64) -> FakeDisk {
         log.create_topic(&topic, config).unwrap();
     }
     let numbers: Vec<u64> = (1..=through).collect();
+    let routes = text::seal("format = 1\n".to_owned());
     for number in 0..2 {
         assert_eq!(send(&log, number, EPOCH, &numbers), 2 * through);
         disk.process()
-            .replace(&file(&source(number), "routes"), b"routes")
+            .replace(&file(&source(number), "routes"), routes.as_bytes())
             .unwrap();
     }
     log.close().unwrap();
