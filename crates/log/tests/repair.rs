@@ -413,12 +413,7 @@ fn a_page_out_of_all_proportion_moves_neither_the_end_nor_what_is_durable() {
             flip(&world.disk, &page, word.file_pos() + bit / 8, bit % 8);
             let mut told = Vec::new();
             verify(&log, None, |finding| told.push(finding.clone())).unwrap();
-            // One that is no number at all makes it a page of no boot, which is nothing unusual.
-            assert_eq!(
-                told.is_empty(),
-                word == Word::End && bit >= 62,
-                "{what}: {told:?}"
-            );
+            assert!(!told.is_empty(), "{what}");
             assert!(
                 told.iter().all(|finding| finding.path == page),
                 "{what}: {told:?}"

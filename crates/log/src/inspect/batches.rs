@@ -6,7 +6,7 @@ use teeline_core::Offset;
 
 use super::{Check, Finding, Severity, not_zero, page::Look};
 use crate::{
-    format::{snapshot::Cursor, state::State},
+    format::{Flaw, snapshot::Cursor, state::State},
     partition::Partition,
     recovery,
     segment::{self, SegmentReader, Walk},
@@ -40,17 +40,16 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             believed.0 = None;
         }
         let mut first = *first;
-        let mut walk = loop {
+        let (mut walk, end) = loop {
             let walked = begin(self.storage, dir, first).and_then(|mut walk| {
-                self.walk(dir, &mut walk, state, believed)?;
-                Ok(walk)
+                let end = self.walk(dir, &mut walk, state, believed)?;
+                Ok((walk, end))
             });
             match walked {
-                Ok(walk) => break walk,
+                Ok(walked) => break walked,
                 Err(error) => first = self.kept_behind(dir, first, error)?,
             }
         };
-        let end = walk.cursor();
         // What stands behind the end of a living writer is his business.
         let is_still = match look {
             Some(look) if look.is_still(partition, self.is_alone)? => {
@@ -80,14 +79,15 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         kept.find(|base| *base >= log_start).ok_or(error)
     }
 
-    /// Counts every batch and tells of every damage, up to the log end.
+    /// Counts every batch and tells of every damage, up to the log end. Hands out where the segments end: where nothing stands
+    /// from there on, but the page says that something should, it may as well be the page that is wrong.
     fn walk(
         &mut self,
         dir: &Path,
         walk: &mut Walk<'_>,
         state: Option<&State>,
         (page_end, page_durable): (Option<Offset>, Offset),
-    ) -> Result<(), StorageError> {
+    ) -> Result<Cursor, StorageError> {
         let durable = state
             .map_or(Offset(0), |state| state.durable)
             .max(page_durable);
@@ -112,14 +112,14 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
                 self.unless_dropped(dir, from.segment, looked)?;
             }
             if page_end.is_some_and(|page_end| end.offset >= page_end) {
-                return Ok(());
+                return Ok(end);
             }
             let seen = durable.max(page_end.unwrap_or(Offset(0)));
             let damaged = seen > end.offset
                 || walk.following().is_some()
                 || recovery::durable_behind(walk.reader(), &end)? > end.offset;
             if !damaged {
-                return Ok(());
+                return Ok(end);
             }
             let (damage, more) = walk.skip(flaw, seen)?;
             self.found(
@@ -129,7 +129,8 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
                 &damage.what(),
             );
             if !more {
-                return Ok(());
+                let is_nothing = damage.flaw == Flaw::Blank;
+                return Ok(if is_nothing { end } else { walk.cursor() });
             }
         }
     }

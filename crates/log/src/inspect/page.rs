@@ -10,6 +10,7 @@ use teeline_core::Offset;
 use super::{Check, Finding, Severity};
 use crate::{
     format::{
+        NUMBER_MAX,
         snapshot::Cursor,
         state::State,
         watermark::{self, Word},
@@ -136,18 +137,35 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
     /// What can be said of the page's file alone.
     pub(super) fn page_file(&mut self, dir: &Path) -> Result<(), StorageError> {
         let path = recovery::watermark_path(dir);
+        let boot = self.storage.boot();
         let bytes = match self.storage.read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.is_not_found() => return Ok(()),
             Err(error) => return Err(error),
         };
-        let magic = bytes
-            .first_chunk()
-            .map_or(0, |word| u64::from_le_bytes(*word));
+        let load = |word: Word| {
+            let from_word = bytes.get(word.file_pos()..).and_then(<[u8]>::first_chunk);
+            from_word.map_or(0, |word| u64::from_le_bytes(*word))
+        };
+        let mut word = |word: Word, text: &str| {
+            let at = word.file_pos() as u64;
+            self.found(Severity::Note, &path, at..at + 8, text);
+        };
+        let magic = load(Word::Magic);
         // Zero: nobody has appended yet.
         if magic != watermark::MAGIC && magic != 0 {
             let text = "it does not begin as a watermark page; the next append makes it anew";
-            self.found(Severity::Note, &path, 0..8, text);
+            word(Word::Magic, text);
+        }
+        // For that, the page does not count, and is compared with nothing.
+        for which in [Word::End, Word::Term] {
+            let value = load(which);
+            if load(Word::Boot) == boot && value > NUMBER_MAX {
+                let text = format!(
+                    "{which:?} is {value}, to which no log comes; the next append makes it anew"
+                );
+                word(which, &text);
+            }
         }
         let used = watermark::USED_BYTES;
         self.zeros(&path, used as u64, bytes.get(used..).unwrap_or_default());
