@@ -62,8 +62,8 @@ pub struct LogOptions {
     pub patience: Duration,
     /// The CPUs, by the kernel's numbers, of the threads that the log starts: for syncs and segments to come, upkeep, and what
     /// members of groups do in the background. Without it, those that the thread which opens the log may run on just then.
-    /// So a program that pins its appender to a core of its own opens the log before, or in another thread, or names CPUs
-    /// here: on none of these ways does anything else come to that core.
+    /// A program that pins its appender to a core of its own opens the log before that or in another thread, or names CPUs
+    /// here; then nothing else comes to that core.
     pub thread_cpus: Option<Vec<usize>>,
 }
 

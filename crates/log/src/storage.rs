@@ -294,7 +294,8 @@ pub trait StorageFile: fmt::Debug + Send + Sync {
     /// Maps the file for reading; `None` where that cannot be done, and it is read instead.
     fn map(&self) -> Option<Box<dyn MappedFile>>;
 
-    /// Forgets what the page cache holds of the file, so that the next read comes from the device.
+    /// Forgets what the page cache holds of the file, so that the next read comes from the device: all of it but what is not
+    /// written out, and what somebody has mapped. Readers map what is durable, and a little behind it.
     ///
     /// # Errors
     /// When the operation fails.

@@ -440,7 +440,8 @@ impl Topic {
     }
 
     /// Opens the partition anew after a failed sync: keeps what was durable, forgets the rest (also who had stored
-    /// it), and reads back from the device. Opening the log anew, in this or another process, does the same.
+    /// it), and reads back from the device, but for pages that a reader has mapped. Opening the log anew, in this or another
+    /// process, does the same.
     ///
     /// # Errors
     /// As an append.

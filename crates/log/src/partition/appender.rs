@@ -329,6 +329,8 @@ impl Appender {
             || self.page.load(Word::Term) != self.state.term
             || self.page.load(Word::Durable) > self.page.load(Word::End)
         {
+            // Repair may have made a new one.
+            self.state_file = StateFile::open(&*self.env.storage, &self.dir, &self.page)?;
             return self.reload();
         }
         self.take_in_state()?;

@@ -4,9 +4,7 @@ use std::{mem, sync::Arc};
 
 use teeline_core::Offset;
 
-use super::{
-    Partition, appender::Appender, durability::OFFSETS_AHEAD_MAX, is_current, state_file::StateFile,
-};
+use super::{Partition, appender::Appender, durability::OFFSETS_AHEAD_MAX, is_current};
 use crate::{
     AppendError, RecoveryReport,
     durability::SCAN_BYTES_MAX,
@@ -53,8 +51,6 @@ impl Appender {
         let stopped = current && self.page.load(Word::Stopped) != 0;
         // After a sync that is known to have failed, what is cached is not believed at all.
         let doubtful = current && !stopped && doubtful;
-        // Repair may have made a new one.
-        self.state_file = StateFile::open(storage, &dir, &self.page)?;
         if stopped {
             self.state_file.drop_cached()?;
         }
