@@ -300,6 +300,11 @@ impl Topic {
             })
     }
 
+    /// Where its files are.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.shared.dir
+    }
+
     /// The topic's name.
     #[must_use]
     pub fn name(&self) -> &Name {

@@ -2,6 +2,7 @@
 
 mod forget;
 mod repair;
+mod stored;
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 

@@ -466,6 +466,25 @@ fn repair_learns_from_the_log_that_it_was_forgotten() {
     assert_eq!((known(&log, 0), known(&log, 1)), (all(3), all(40)));
 }
 
+/// Its new progress is found out from what came after.
+#[test]
+fn a_progress_accounts_for_nothing_that_was_forgotten() {
+    let disk = written(&config(), 40);
+    let log = open(&disk);
+    log.forget_source(&source(0), false).unwrap();
+    assert_eq!(send(&log, 0, EPOCH, &[1, 2, 3, 5]), 8);
+    let path = file(&source(0), "progress");
+    let damaged: Vec<_> = disk.bytes(&path).iter().map(|byte| byte ^ 1).collect();
+    disk.set_bytes(&path, &damaged);
+    let done = log.repair_source(&source(0), None, true).unwrap();
+    let expected = Progress {
+        through: Sequence(3),
+        routed: 3,
+        ..Progress::start(EPOCH)
+    };
+    assert_eq!((done.progress, done.largest), (expected, Sequence(5)));
+}
+
 /// Somebody waits for the lock of the source while its file is removed: what he gets then is a lock that keeps nobody out.
 #[test]
 fn who_waited_for_a_lock_that_was_removed_takes_the_new_one() {

@@ -169,6 +169,52 @@ fn what_retention_took_is_accounted_for() {
     assert!(done.skipped > 0);
 }
 
+/// Of an epoch that began in what is kept, retention took nothing: a hole in it is one.
+#[test]
+fn what_retention_took_of_an_earlier_epoch_accounts_for_nothing_of_this_one() {
+    let world = written(200);
+    let (log, topic) = open(&world.disk);
+    let epoch = Epoch(EPOCH.0 + 1);
+    let mut writer = log
+        .writer(&source(0), epoch, Succession::AfterDrain)
+        .unwrap();
+    for number in [2, 3, 4, 5] {
+        let partition = Partition(u32::try_from(number % 2).unwrap());
+        let record = NewRecord::data(Sequence(number), 1, None, b"a fill");
+        writer.append_placed(&topic, partition, &[record]).unwrap();
+    }
+    drop(writer);
+    let policy = Retention {
+        bytes: Some(1),
+        ..Retention::default()
+    };
+    let p1 = Partition(1);
+    let passed = teeline_log::Passed::default();
+    let dropped = topic.retain(p1, &policy, &passed, false).unwrap();
+    let mut first = None;
+    let mut reader = topic.reader(p1, dropped.start).unwrap();
+    reader.poll(1, |record| first = record.identity).unwrap();
+    assert!(dropped.segments > 0 && first.unwrap().epoch == EPOCH);
+    damage(&world.disk, &[0, 1]);
+    let done = log.repair_source(&source(0), None, false).unwrap();
+    assert_eq!(done.largest, Sequence(5));
+    assert_eq!(
+        done.progress,
+        Progress::start(epoch),
+        "1 is in no partition"
+    );
+    let stated = log
+        .repair_source(&source(0), Some(Sequence(4)), false)
+        .unwrap();
+    let expected = Progress {
+        through: Sequence(4),
+        routed: 3,
+        skipped: 1,
+        ..Progress::start(epoch)
+    };
+    assert_eq!(stated.progress, expected);
+}
+
 #[test]
 fn of_two_slots_the_readable_one_stands_and_the_file_is_written_anew() {
     for slot in [0, 1] {
