@@ -51,6 +51,7 @@ mod segment;
 pub mod sqlite;
 pub mod storage;
 mod topic;
+mod tour;
 mod upkeep;
 mod writer;
 

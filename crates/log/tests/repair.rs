@@ -536,3 +536,20 @@ fn a_segment_cut_short_and_nonsense_in_the_next_one_are_found_once_and_mended() 
     assert!(read(&topic).0 == whole);
     world.process = world.disk.process();
 }
+
+/// Nobody can append while repair holds the partition: where nothing is wrong, it reads no more than a look does.
+#[test]
+fn repair_of_what_is_sound_reads_it_no_more_often_than_a_look() {
+    let world = written(1, Durability::SyncEachBatch);
+    let (_, topic) = open(&world.disk);
+    let cost = |apply: bool| {
+        let before = world.disk.bytes_read();
+        assert!(topic.repair(P0, apply).unwrap().is_sound());
+        world.disk.bytes_read() - before
+    };
+    let (looking, repairing) = (cost(false), cost(true));
+    assert!(
+        repairing < looking + looking / 4,
+        "{repairing} bytes read, {looking} for a look"
+    );
+}

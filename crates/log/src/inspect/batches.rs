@@ -9,8 +9,9 @@ use crate::{
     format::{Flaw, snapshot::Cursor, state::State},
     partition::Partition,
     recovery,
-    segment::{self, SegmentReader, Walk},
-    storage::{Access, Storage, StorageError},
+    segment::{self, SegmentReader},
+    storage::{Access, StorageError},
+    tour::{Known, Stop, Tour},
 };
 
 impl<F: FnMut(&Finding)> Check<'_, F> {
@@ -39,14 +40,20 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             // Nobody has appended in between: it is the page that is wrong.
             believed.0 = None;
         }
+        let durable = state.map_or(Offset(0), |state| state.durable);
+        let known = Known {
+            durable: durable.max(believed.1),
+            end: believed.0,
+            limit: None,
+        };
         let mut first = *first;
-        let (mut walk, end) = loop {
-            let walked = begin(self.storage, dir, first).and_then(|mut walk| {
-                let end = self.walk(dir, &mut walk, state, believed)?;
-                Ok((walk, end))
+        let (mut tour, end) = loop {
+            let toured = Tour::from(self.storage, dir, first, known).and_then(|mut tour| {
+                let end = self.tour(dir, &mut tour)?;
+                Ok((tour, end))
             });
-            match walked {
-                Ok(walked) => break walked,
+            match toured {
+                Ok(toured) => break toured,
                 Err(error) => first = self.kept_behind(dir, first, error)?,
             }
         };
@@ -60,7 +67,7 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             None => true,
         };
         if is_still {
-            self.tail(dir, &mut walk)?;
+            self.tail(dir, &mut tour)?;
         }
         Ok(())
     }
@@ -81,56 +88,37 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
 
     /// Counts every batch and tells of every damage, up to the log end. Hands out where the segments end: where nothing stands
     /// from there on, but the page says that something should, it may as well be the page that is wrong.
-    fn walk(
-        &mut self,
-        dir: &Path,
-        walk: &mut Walk<'_>,
-        state: Option<&State>,
-        (page_end, page_durable): (Option<Offset>, Offset),
-    ) -> Result<Cursor, StorageError> {
-        let durable = state
-            .map_or(Offset(0), |state| state.durable)
-            .max(page_durable);
+    fn tour(&mut self, dir: &Path, tour: &mut Tour<'_>) -> Result<Cursor, StorageError> {
         loop {
-            let from = walk.cursor();
-            let flaw = match walk.step()? {
-                Ok((header, _)) => {
-                    self.report.batches += 1;
-                    self.report.records += u64::from(header.count);
-                    self.report.bytes += u64::from(header.length);
-                    if walk.cursor().segment != from.segment {
-                        let looked = self.rest(dir, &from);
-                        self.unless_dropped(dir, from.segment, looked)?;
-                    }
-                    continue;
-                }
-                Err(flaw) => flaw,
+            let from = tour.cursor();
+            let stop = tour.step()?;
+            let at = match &stop {
+                Stop::Batch(_) => tour.cursor(),
+                Stop::Damage { front, .. } => *front,
+                Stop::End(end) => *end,
             };
-            let end = walk.cursor();
-            if end.segment != from.segment {
+            if at.segment != from.segment {
                 let looked = self.rest(dir, &from);
                 self.unless_dropped(dir, from.segment, looked)?;
             }
-            if page_end.is_some_and(|page_end| end.offset >= page_end) {
-                return Ok(end);
-            }
-            let seen = durable.max(page_end.unwrap_or(Offset(0)));
-            let damaged = seen > end.offset
-                || walk.following().is_some()
-                || recovery::durable_behind(walk.reader(), &end)? > end.offset;
-            if !damaged {
-                return Ok(end);
-            }
-            let (damage, more) = walk.skip(flaw, seen)?;
-            self.found(
-                Severity::Damage,
-                &damage.path,
-                damage.bytes.clone(),
-                &damage.what(),
-            );
-            if !more {
-                let is_nothing = damage.flaw == Flaw::Blank;
-                return Ok(if is_nothing { end } else { walk.cursor() });
+            match stop {
+                Stop::Batch(header) => {
+                    self.report.batches += 1;
+                    self.report.records += u64::from(header.count);
+                    self.report.bytes += u64::from(header.length);
+                }
+                Stop::Damage {
+                    front,
+                    damage,
+                    is_last,
+                } => {
+                    let what = damage.what();
+                    self.found(Severity::Damage, &damage.path, damage.bytes, &what);
+                    if is_last && damage.flaw == Flaw::Blank {
+                        return Ok(front);
+                    }
+                }
+                Stop::End(end) => return Ok(end),
             }
         }
     }
@@ -150,10 +138,10 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
     }
 
     /// Behind the log end nothing is written.
-    fn tail(&mut self, dir: &Path, walk: &mut Walk<'_>) -> Result<(), StorageError> {
-        let end = walk.cursor();
+    fn tail(&mut self, dir: &Path, tour: &mut Tour<'_>) -> Result<(), StorageError> {
+        let end = tour.cursor();
         let pos = u64::from(end.file_pos);
-        let reader = walk.reader();
+        let reader = tour.reader();
         let len = reader.length()?;
         if let Some(written) = reader.written(pos, len)? {
             let text = format!(
@@ -197,24 +185,4 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         }
         Ok(())
     }
-}
-
-/// A walk from the first batch of a segment.
-fn begin<'a>(
-    storage: &'a dyn Storage,
-    dir: &'a Path,
-    first: Offset,
-) -> Result<Walk<'a>, StorageError> {
-    let mut start = Cursor {
-        offset: first,
-        segment: first,
-        ..Cursor::START
-    };
-    if first > Offset(0)
-        && let Ok((header, _)) = SegmentReader::open(storage, dir, first)?.batch(0)?
-    {
-        // The batch before it is no longer kept.
-        start.previous = header.previous;
-    }
-    Walk::from(storage, dir, start)
 }

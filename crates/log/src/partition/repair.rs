@@ -30,9 +30,9 @@ use crate::{
     },
     inspect,
     producers::Producers,
-    recovery,
-    segment::{self, Walk},
+    recovery, segment,
     storage::{Access, LockError, LockFile, StorageError, StorageFile, remove_if_there},
+    tour::{Known, Stop, Tour},
 };
 
 /// What repair found in a partition, and did or would do.
@@ -118,10 +118,13 @@ impl Partition {
         }
         let mut survey = self.survey()?;
         survey.repaired.mended = inspect::notes(self, true)?;
-        if !survey.repaired.is_sound() {
+        let left = if survey.repaired.is_sound() {
+            survey.repaired.mended.clone()
+        } else {
             self.apply(&survey)?;
-        }
-        for finding in inspect::notes(self, true)? {
+            inspect::notes(self, true)?
+        };
+        for finding in left {
             self.mend(&finding)?;
         }
         drop(held);
@@ -242,7 +245,7 @@ impl Partition {
             log_start: state.map_or(Offset(0), |state| state.log_start),
             term: state.map_or(0, |state| state.term),
         };
-        self.walk(&mut survey, limit.or(page_end))?;
+        self.walk(&mut survey, page_end)?;
         Ok(survey)
     }
 
@@ -258,54 +261,29 @@ impl Partition {
         };
         // Those in front are gone, and nothing says that they were not dropped.
         survey.log_start = first;
-        let mut start = Cursor {
-            offset: first,
-            segment: first,
-            ..Cursor::START
+        let known = Known {
+            durable: survey.durable,
+            end: survey.limit.or(page_end),
+            limit: survey.limit,
         };
-        if let Ok((header, _)) = segment::SegmentReader::open(storage, dir, first)?.batch(0)?
-            && first > Offset(0)
-        {
-            start.previous = header.previous;
-        }
-        let mut walk = Walk::from(storage, dir, start)?;
+        let mut tour = Tour::from(storage, dir, first, known)?;
         loop {
-            let from = walk.cursor();
-            let flaw = match walk.step()? {
-                Ok((header, _)) if survey.limit.is_some_and(|limit| header.end() > limit) => {
-                    let end = walk.before();
+            match tour.step()? {
+                Stop::Batch(header) => {
+                    survey.repaired.batches += 1;
+                    survey.repaired.records += u64::from(header.count);
+                    survey.producers.apply(&header, tour.batch(&header)?);
+                    survey.keep(&tour.cursor(), &header);
+                }
+                Stop::Damage { front, damage, .. } => {
+                    survey.ends(&front);
+                    survey.lose(&front, damage, &tour.cursor());
+                }
+                Stop::End(end) => {
                     survey.ends(&end);
                     return Ok(());
                 }
-                Ok((header, bytes)) => {
-                    survey.repaired.batches += 1;
-                    survey.repaired.records += u64::from(header.count);
-                    survey.durable = survey.durable.max(header.durable);
-                    survey.producers.apply(&header, bytes);
-                    let behind = walk.cursor();
-                    survey.keep(&behind, &header);
-                    continue;
-                }
-                Err(flaw) => flaw,
-            };
-            let end = walk.cursor();
-            let seen = survey.durable.max(page_end.unwrap_or(Offset(0)));
-            let finished = page_end.is_some_and(|page_end| end.offset >= page_end);
-            let damaged = !finished
-                && (seen > end.offset
-                    || walk.following().is_some()
-                    || recovery::durable_behind(walk.reader(), &end)? > end.offset);
-            survey.ends(&end);
-            if !damaged {
-                return Ok(());
             }
-            let (damage, more) = walk.skip(flaw, seen)?;
-            survey.lose(&end, damage, &walk.cursor());
-            survey.repaired.end = walk.cursor().offset;
-            if !more {
-                return Ok(());
-            }
-            debug_assert!(walk.cursor() != from, "a damage is walked over once");
         }
     }
 
