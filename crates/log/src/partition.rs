@@ -457,8 +457,8 @@ impl Partition {
         let storage = self.storage();
         let helper = &self.env.helper;
         let this = || Arc::downgrade(self);
-        if let Some(planned) = wishes.checkpoint {
-            let job = move |partition: &Self| partition.checkpoint_aside(&planned);
+        if let Some(planned) = wishes.recovery_point {
+            let job = move |partition: &Self| partition.take_recovery_point_aside(&planned);
             helper.run(storage, Lane::Durability, this(), job)?;
         }
         if wishes.next_segment {

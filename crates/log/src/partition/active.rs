@@ -99,8 +99,8 @@ impl Appender {
 
     fn roll_in_turn(&mut self) -> Result<(), AppendError> {
         self.settle()?;
-        if self.is_far_from_checkpoint() {
-            self.checkpoint(false)?;
+        if self.is_far_from_recovery_point() {
+            self.take_recovery_point(false)?;
         }
         self.active()?
             .index
@@ -136,7 +136,7 @@ impl Appender {
         self.end.file_pos = 0;
         // The sealed one may be dropped before anything is appended, and takes its space as long as it is open.
         self.active = None;
-        self.checkpoint(false)?;
+        self.take_recovery_point(false)?;
         let asked = self.asked.at_roll();
         self.wishes.index |= asked.index;
         if asked.note_age {

@@ -10,7 +10,7 @@ use teeline_core::{Offset, Partition as Number};
 
 use super::{
     changes::{Asked, Looked},
-    durability::Checkpoint,
+    durability::RecoveryPoint,
     is_current,
     state_file::StateFile,
     syncer::{self, LOOK_AGAIN, Syncer, Written, nanos},
@@ -77,13 +77,13 @@ pub(super) struct Appender {
     /// What is to be done aside.
     pub(super) wishes: Wishes,
     /// Bytes between the two snapshots, at most.
-    pub(super) checkpoint_gap: u64,
+    pub(super) recovery_point_gap: u64,
 }
 
 /// Work that came up while appending and can be done aside.
 #[derive(Debug, Default)]
 pub(super) struct Wishes {
-    pub(super) checkpoint: Option<Checkpoint>,
+    pub(super) recovery_point: Option<RecoveryPoint>,
     pub(super) next_segment: bool,
     /// A segment was sealed that wants an index by key.
     pub(super) index: bool,
@@ -145,7 +145,7 @@ impl Appender {
                 watch: true,
                 ..Wishes::default()
             },
-            checkpoint_gap: 0,
+            recovery_point_gap: 0,
         };
         appender.reload()?;
         appender.release()?;

@@ -8,7 +8,7 @@ use super::{
     Partition,
     appender::Appender,
     state_file::StateFile,
-    syncer::{CheckpointUnderway, Syncer, Written},
+    syncer::{RecoveryPointUnderway, Syncer, Written},
 };
 use crate::{
     AppendError, TopicConfig,
@@ -44,8 +44,8 @@ pub(super) fn answered_unknown(config: &TopicConfig) -> u64 {
 
 /// A recovery point that is to be taken aside.
 #[derive(Debug)]
-pub(super) struct Checkpoint {
-    underway: CheckpointUnderway,
+pub(super) struct RecoveryPoint {
+    underway: RecoveryPointUnderway,
     written: Written,
     state_file: StateFile,
     term: u64,
@@ -81,7 +81,7 @@ impl Appender {
         if beside_unreadable {
             self.make_up_for_slot()?;
         }
-        self.checkpoint_gap = self.checkpoint_bytes();
+        self.recovery_point_gap = self.recovery_point_bytes();
         Ok(())
     }
 
@@ -134,20 +134,20 @@ impl Appender {
     fn believe(&mut self, next: State) {
         if next.number != self.state.number + 1 {
             // Where the recovery points between lie is not known.
-            self.checkpoint_gap = self.checkpoint_bytes();
+            self.recovery_point_gap = self.recovery_point_bytes();
         } else if next.recovery != self.state.recovery {
-            self.checkpoint_gap = self.bytes_between(&self.state.recovery, &next.recovery);
+            self.recovery_point_gap = self.bytes_between(&self.state.recovery, &next.recovery);
         }
         self.state = next;
     }
 
     /// Moves the recovery point to the log end, which is durable: a snapshot of the producers, then the state.
-    pub(super) fn checkpoint(&mut self, clean: bool) -> Result<(), AppendError> {
-        self.in_turn(|appender| appender.checkpoint_in_turn(clean))
+    pub(super) fn take_recovery_point(&mut self, clean: bool) -> Result<(), AppendError> {
+        self.in_turn(|appender| appender.take_recovery_point_in_turn(clean))
     }
 
-    fn checkpoint_in_turn(&mut self, clean: bool) -> Result<(), AppendError> {
-        let far = self.is_far_from_checkpoint();
+    fn take_recovery_point_in_turn(&mut self, clean: bool) -> Result<(), AppendError> {
+        let far = self.is_far_from_recovery_point();
         if far {
             // Too far from the one that would be left beside it.
             self.refresh_snapshots(Offset(u64::MAX))?;
@@ -173,7 +173,7 @@ impl Appender {
         })?;
         if far {
             // Both snapshots are of here.
-            self.checkpoint_gap = 0;
+            self.recovery_point_gap = 0;
         }
         Ok(())
     }
@@ -183,11 +183,11 @@ impl Appender {
         if self.state.clean {
             return Ok(());
         }
-        self.checkpoint(true)
+        self.take_recovery_point(true)
     }
 
     /// Bytes since the recovery point.
-    fn since_checkpoint(&self) -> u64 {
+    fn since_recovery_point(&self) -> u64 {
         self.bytes_between(&self.state.recovery, &self.end)
     }
 
@@ -196,53 +196,53 @@ impl Appender {
         if from.segment == to.segment {
             u64::from(to.file_pos.saturating_sub(from.file_pos))
         } else {
-            self.checkpoint_bytes()
+            self.recovery_point_bytes()
         }
     }
 
     /// Whether the log end lies so far behind the recovery point that the next one would not be close to it.
-    pub(super) fn is_far_from_checkpoint(&self) -> bool {
-        self.since_checkpoint() > self.checkpoint_bytes()
+    pub(super) fn is_far_from_recovery_point(&self) -> bool {
+        self.since_recovery_point() > self.recovery_point_bytes()
     }
 
     /// Bytes between recovery points, at most: with two snapshots kept, an opening scans no more than twice this. After
     /// half of them, the next one is taken aside.
-    fn checkpoint_bytes(&self) -> u64 {
+    fn recovery_point_bytes(&self) -> u64 {
         self.config.durability.scan_bytes_max() / 2
     }
 
     /// Before a batch of `len` bytes: sees to it that an opening never scans more than it may, and that recovery
     /// points are close to each other. Mostly they are taken aside; if that cannot keep up, it is done here.
     pub(super) fn keep_scan_short(&mut self, len: u64) -> Result<(), AppendError> {
-        let being_taken = self.syncer.takes_checkpoint();
+        let being_taken = self.syncer.takes_recovery_point();
         if !being_taken {
             // It may have been done a moment ago.
             self.take_in_state()?;
         }
-        let since = self.since_checkpoint();
+        let since = self.since_recovery_point();
         let most = if being_taken {
             // It stands where it is close to the last one, wherever the log end is by now.
             self.config
                 .durability
                 .scan_bytes_max()
-                .saturating_sub(self.checkpoint_gap)
+                .saturating_sub(self.recovery_point_gap)
         } else {
-            self.checkpoint_bytes()
+            self.recovery_point_bytes()
         };
         if since > 0 && since + len > most {
             self.settle()?;
-            self.checkpoint(false)?;
-        } else if since > self.checkpoint_bytes() / 2 && !being_taken {
-            self.wishes.checkpoint = Some(self.plan_checkpoint()?);
+            self.take_recovery_point(false)?;
+        } else if since > self.recovery_point_bytes() / 2 && !being_taken {
+            self.wishes.recovery_point = Some(self.plan_recovery_point()?);
         }
         Ok(())
     }
 
     /// The next recovery point, to be taken aside: where the log ends now.
-    fn plan_checkpoint(&mut self) -> Result<Checkpoint, StorageError> {
+    fn plan_recovery_point(&mut self) -> Result<RecoveryPoint, StorageError> {
         let written = self.written()?;
-        let underway = self.syncer.begin_checkpoint();
-        Ok(Checkpoint {
+        let underway = self.syncer.begin_recovery_point();
+        Ok(RecoveryPoint {
             underway,
             written,
             state_file: self.state_file.clone(),
@@ -278,8 +278,11 @@ impl Appender {
 impl Partition {
     /// Moves the recovery point to where the log ended when that was planned. Done aside, without the partition's lock:
     /// appends go on meanwhile.
-    pub(super) fn checkpoint_aside(&self, planned: &Checkpoint) -> Result<(), AppendError> {
-        let Checkpoint {
+    pub(super) fn take_recovery_point_aside(
+        &self,
+        planned: &RecoveryPoint,
+    ) -> Result<(), AppendError> {
+        let RecoveryPoint {
             underway,
             written,
             state_file,
@@ -460,11 +463,13 @@ mod tests {
         append(&mut writer, &topic, 2).unwrap();
         let partition = topic.partition(P0).unwrap();
         let planned = partition
-            .with_appender(|appender| appender.locked(|appender| Ok(appender.plan_checkpoint()?)))
+            .with_appender(|appender| {
+                appender.locked(|appender| Ok(appender.plan_recovery_point()?))
+            })
             .unwrap();
         append(&mut writer, &topic, 3).unwrap();
         let held = partition.hold().unwrap();
-        partition.checkpoint_aside(&planned).unwrap();
+        partition.take_recovery_point_aside(&planned).unwrap();
         drop(held);
         let bytes = disk.bytes(&recovery::state_path(partition.dir()));
         let state = State::newest(&bytes).unwrap();
@@ -505,9 +510,11 @@ mod tests {
         let before = newest();
         assert_eq!(before.ceiling, Offset(1_000 + CEILING_STEP));
         let planned = partition
-            .with_appender(|appender| appender.locked(|appender| Ok(appender.plan_checkpoint()?)))
+            .with_appender(|appender| {
+                appender.locked(|appender| Ok(appender.plan_recovery_point()?))
+            })
             .unwrap();
-        partition.checkpoint_aside(&planned).unwrap();
+        partition.take_recovery_point_aside(&planned).unwrap();
         assert_eq!(newest().recovery.offset, Offset(1));
         assert_eq!(newest().ceiling, before.ceiling);
     }

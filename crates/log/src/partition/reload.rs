@@ -96,7 +96,7 @@ impl Appender {
             undisturbed,
         )?;
         self.end = found.end;
-        self.checkpoint_gap = self.bytes_between(&start, &self.state.recovery);
+        self.recovery_point_gap = self.bytes_between(&start, &self.state.recovery);
         // In the first look after a reboot, whatever is whole was read from the device.
         self.durable = if current {
             known.min(found.end.offset)
@@ -275,7 +275,7 @@ impl Appender {
             self.durable = self.end.offset;
             self.report.lost = Some((first, last));
         }
-        match self.checkpoint(false) {
+        match self.take_recovery_point(false) {
             // Everything is durable. The recovery point stands where it was until there is space for a snapshot.
             Err(AppendError::NoSpace(_)) => self.write_state(State {
                 clean: false,

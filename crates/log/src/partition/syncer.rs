@@ -38,23 +38,24 @@ pub(super) struct Syncer {
     synced_ns: Mutex<u64>,
     crowd: Mutex<Crowd>,
     /// Whether a recovery point is being taken aside.
-    takes_checkpoint: AtomicBool,
+    takes_recovery_point: AtomicBool,
 }
 
 /// A recovery point is being taken aside, as long as this lives.
 #[derive(Debug)]
-pub(super) struct CheckpointUnderway(Arc<Syncer>);
+pub(super) struct RecoveryPointUnderway(Arc<Syncer>);
 
-impl CheckpointUnderway {
+impl RecoveryPointUnderway {
     pub(super) fn syncer(&self) -> &Syncer {
         &self.0
     }
 }
 
-impl Drop for CheckpointUnderway {
+impl Drop for RecoveryPointUnderway {
     fn drop(&mut self) {
-        // SYNC checkpoint-done: pairs with the acquire load in `takes_checkpoint`; publishes the slot's number in the page.
-        self.0.takes_checkpoint.store(false, Ordering::Release);
+        // SYNC recovery-point-done: pairs with the acquire load in `takes_recovery_point`; publishes the slot's number in the
+        // page.
+        self.0.takes_recovery_point.store(false, Ordering::Release);
     }
 }
 
@@ -138,20 +139,20 @@ impl Syncer {
             thread: Mutex::new(()),
             synced_ns: Mutex::new(now_ns),
             crowd: Mutex::default(),
-            takes_checkpoint: AtomicBool::new(false),
+            takes_recovery_point: AtomicBool::new(false),
         }
     }
 
     /// Whether a recovery point is being taken aside.
-    pub(super) fn takes_checkpoint(&self) -> bool {
-        // SYNC checkpoint-done: pairs with the release store in `CheckpointUnderway::drop`.
-        self.takes_checkpoint.load(Ordering::Acquire)
+    pub(super) fn takes_recovery_point(&self) -> bool {
+        // SYNC recovery-point-done: pairs with the release store in `RecoveryPointUnderway::drop`.
+        self.takes_recovery_point.load(Ordering::Acquire)
     }
 
     /// Notes that one is, from now on.
-    pub(super) fn begin_checkpoint(self: &Arc<Self>) -> CheckpointUnderway {
-        self.takes_checkpoint.store(true, Ordering::Relaxed);
-        CheckpointUnderway(Arc::clone(self))
+    pub(super) fn begin_recovery_point(self: &Arc<Self>) -> RecoveryPointUnderway {
+        self.takes_recovery_point.store(true, Ordering::Relaxed);
+        RecoveryPointUnderway(Arc::clone(self))
     }
 
     /// The log end.
