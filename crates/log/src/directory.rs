@@ -584,7 +584,8 @@ impl Log {
     /// Nothing of the source is recognised afterwards: a message that comes again is stored anew, and an epoch that was over is
     /// accepted. So forget a source only when nobody will send anything of it again, no ring or outbox that may be replayed,
     /// and when every consumer has read it to its end. One that comes back under its old name begins with a larger epoch: consumers
-    /// may still go by what they remember of the old one.
+    /// may still go by what they remember of the old one. Up to where its messages go by an old number of partitions stays on
+    /// record.
     ///
     /// # Errors
     /// When its writer is alive, or a partition is damaged, stopped or busy. Damage is found before anything is forgotten.

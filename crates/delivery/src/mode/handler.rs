@@ -16,7 +16,8 @@ pub trait Handler<D: Database = Sqlite> {
     /// Why a record cannot be read or applied.
     type Error: Error + 'static;
 
-    /// Reads a record, outside of any transaction.
+    /// Reads a record, outside of any transaction. It may be a control record that tells of a gap or a loss; one that says that
+    /// the log has [forgotten](teeline_log::Control::Forgotten) a source is none that a handler sees.
     ///
     /// # Errors
     ///

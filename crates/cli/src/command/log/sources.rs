@@ -152,10 +152,12 @@ fn forget(
     if out.is_json() {
         out.object(&line)?;
     } else if forgotten.was_known() {
-        let verb = if dry_run { "would be" } else { "is" };
-        out.line(format_args!(
-            "{source} {verb} forgotten, and so {verb} what was known of it:"
-        ))?;
+        let (forgets, removes) = if dry_run {
+            ("would be forgotten", "would be removed")
+        } else {
+            ("is forgotten", "is removed")
+        };
+        out.line(format_args!("{source} {forgets}; known of it:"))?;
         let rows = line.partitions.into_iter().map(|of| {
             vec![
                 of.topic,
@@ -165,15 +167,10 @@ fn forget(
                 of.offset.to_string(),
             ]
         });
-        let heads = ["topic", "partition", "epoch", "last number", "at offset"];
+        let heads = ["topic", "partition", "epoch", "through", "at offset"];
         out.table(&heads, &rows.collect::<Vec<_>>())?;
         for file in line.files {
-            let verb = if dry_run {
-                "would be removed"
-            } else {
-                "is removed"
-            };
-            out.line(format_args!("{file} {verb}"))?;
+            out.line(format_args!("{file} {removes}"))?;
         }
     } else {
         out.line(format_args!("nothing is known of {source} here"))?;
