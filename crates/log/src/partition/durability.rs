@@ -448,6 +448,19 @@ mod tests {
         writer.append(topic, P0, &[record]).map(drop)
     }
 
+    fn written_under(durability: Durability) -> (FakeDisk, crate::Topic, Writer) {
+        let disk = FakeDisk::new(1);
+        let log = Log::create_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+        let config = TopicConfig {
+            durability,
+            ..TopicConfig::default()
+        };
+        let topic = log.create_topic(&"fills".parse().unwrap(), &config);
+        let source = "gw1.fills".parse().unwrap();
+        let writer = log.writer(&source, Epoch(1), Succession::AfterDrain);
+        (disk, topic.unwrap(), writer.unwrap())
+    }
+
     /// What another process knows of the partition.
     fn elsewhere(disk: &FakeDisk) -> Arc<partition::Partition> {
         let log = Log::open_on(disk.process(), "/log", &LogOptions::default()).unwrap();
@@ -483,17 +496,7 @@ mod tests {
     /// none of them free.
     #[test]
     fn a_recovery_point_that_is_taken_aside_lowers_no_ceiling() {
-        let disk = FakeDisk::new(1);
-        let log = Log::create_on(disk.process(), "/log", &LogOptions::default()).unwrap();
-        let config = TopicConfig {
-            durability: Durability::LeaveToOs,
-            ..TopicConfig::default()
-        };
-        let topic = log.create_topic(&"fills".parse().unwrap(), &config);
-        let (topic, source) = (topic.unwrap(), "gw1.fills".parse().unwrap());
-        let mut writer = log
-            .writer(&source, Epoch(1), Succession::AfterDrain)
-            .unwrap();
+        let (disk, topic, mut writer) = written_under(Durability::LeaveToOs);
         let many: Vec<_> = (1..=1_000)
             .map(|number| NewRecord::data(Sequence(number), 1, None, &[]))
             .collect();
@@ -545,19 +548,7 @@ mod tests {
     #[test]
     fn a_frozen_process_keeps_nothing_from_being_synced_in_time() {
         const INTERVAL: Duration = Duration::from_secs(1);
-        let disk = FakeDisk::new(1);
-        let log = Log::create_on(disk.process(), "/log", &LogOptions::default()).unwrap();
-        let config = TopicConfig {
-            durability: Durability::SyncEvery(INTERVAL),
-            ..TopicConfig::default()
-        };
-        let topic = log
-            .create_topic(&"fills".parse().unwrap(), &config)
-            .unwrap();
-        let source = "gw1.fills".parse().unwrap();
-        let mut writer = log
-            .writer(&source, Epoch(1), Succession::AfterDrain)
-            .unwrap();
+        let (disk, topic, mut writer) = written_under(Durability::SyncEvery(INTERVAL));
         append(&mut writer, &topic, 1).unwrap();
         let here = topic.partition(P0).unwrap();
         let frozen = elsewhere(&disk);
