@@ -28,6 +28,40 @@ const ZEROS_BYTES: usize = 64 << 10;
 
 static ZEROS: [u8; ZEROS_BYTES] = [0; ZEROS_BYTES];
 
+/// Whether to write zeros ahead where no batch is synced. In a virtual machine that has given free memory back to its host,
+/// memory for 64 KiB at once can take 200 µs, since only what was given back is left in such pieces; a page or two at a
+/// time are still at hand. After a step that took long, the next ones are left out: more each time.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    left_out: u32,
+    leave_out: u32,
+}
+
+impl Pace {
+    const SLOW: Duration = Duration::from_micros(50);
+    const LEAVE_OUT_MIN: u32 = 16;
+    const LEAVE_OUT_MAX: u32 = 1024;
+
+    /// Whether the next step is to be written.
+    fn is_due(&mut self) -> bool {
+        let due = self.left_out >= self.leave_out;
+        if !due {
+            self.left_out += 1;
+        }
+        due
+    }
+
+    /// Takes in how long a step took.
+    fn note(&mut self, took: Duration) {
+        self.left_out = 0;
+        self.leave_out = if took > Self::SLOW {
+            (self.leave_out * 2).clamp(Self::LEAVE_OUT_MIN, Self::LEAVE_OUT_MAX)
+        } else {
+            0
+        };
+    }
+}
+
 pub(super) fn write_zeros(file: &dyn StorageFile, bytes: Range<u64>) -> Result<(), StorageError> {
     let mut at = bytes.start;
     while at < bytes.end {
@@ -189,15 +223,22 @@ impl Appender {
         if from >= through {
             return Ok(());
         }
-        let bytes = if synced {
-            from..through + end.clamp(WRITE_AHEAD_BYTES_MIN, WRITE_AHEAD_BYTES_MAX)
+        let to = if synced {
+            through + end.clamp(WRITE_AHEAD_BYTES_MIN, WRITE_AHEAD_BYTES_MAX)
         } else {
-            // The batch itself fills those before the last, each at once.
-            let to = through.next_multiple_of(ZEROS_BYTES as u64);
-            from.max(to - ZEROS_BYTES as u64)..to
+            through.next_multiple_of(ZEROS_BYTES as u64)
         };
-        let (from, to) = (bytes.start, bytes.end.min(segment_bytes));
-        self.erase(from..to)?;
+        let to = to.min(segment_bytes);
+        if synced {
+            self.erase(from..to)?;
+        } else if self.pace.is_due() {
+            let begin_ns = self.env.storage.monotonic_ns();
+            // The batch itself fills the pieces before the last, each at once.
+            let last = (through - 1) / ZEROS_BYTES as u64 * ZEROS_BYTES as u64;
+            self.erase(from.max(last)..to)?;
+            let took_ns = self.env.storage.monotonic_ns().saturating_sub(begin_ns);
+            self.pace.note(Duration::from_nanos(took_ns));
+        }
         self.active()?.zeroed = to;
         Ok(())
     }
@@ -313,5 +354,24 @@ mod tests {
                 synced.unwrap();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::Pace;
+
+    #[test]
+    fn zeros_are_left_out_for_longer_each_time_that_they_take_long() {
+        let mut pace = Pace::default();
+        let mut left_out = |took_us| {
+            pace.note(Duration::from_micros(took_us));
+            (0..).take_while(|_| !pace.is_due()).count()
+        };
+        let counts = [8, 200, 200, 51, 8, 200].map(&mut left_out);
+        assert_eq!(counts, [0, 16, 32, 64, 0, 16]);
+        assert_eq!([200; 9].map(left_out).last(), Some(&1024));
     }
 }

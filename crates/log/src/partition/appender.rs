@@ -9,6 +9,7 @@ use std::{
 use teeline_core::{Offset, Partition as Number};
 
 use super::{
+    active::Pace,
     changes::{Asked, Looked},
     durability::RecoveryPoint,
     is_current,
@@ -70,6 +71,7 @@ pub(super) struct Appender {
     pub(super) durable: Offset,
     /// Opened when it is first written to.
     pub(super) active: Option<Active>,
+    pub(super) pace: Pace,
     pub(super) stopped: bool,
     pub(super) damage: Option<Damage>,
     pub(super) report: RecoveryReport,
@@ -131,6 +133,7 @@ impl Appender {
             end: Cursor::START,
             durable: Offset(0),
             active: None,
+            pace: Pace::default(),
             stopped: false,
             damage: None,
             report: RecoveryReport {
