@@ -3,7 +3,7 @@
 //!
 //! Regimes: `no-sync` leaves the bytes to the kernel, `sync` waits for the device after each batch. The bare file of
 //! `sync` comes in two kinds: growing, and written ahead with zeros, as the log's segments are. Each log is replaced by a
-//! fresh one after 32 MiB, as in a round of `teeline bench log`; with `sync`, after some segments.
+//! fresh one after 32 MiB, as in a round of `teeline bench log`; with `sync`, after more than ten segments, prepared meanwhile.
 #![expect(
     clippy::unwrap_used,
     reason = "a benchmark stops at the first surprise"
@@ -28,9 +28,9 @@ const VALUE_BYTES: usize = 256;
 /// Batches of half a segment.
 const BATCHES: u64 = (32 << 20) / (BATCH * VALUE_BYTES) as u64;
 
-/// Batches after which a log is replaced by a fresh one.
+/// Batches after which a log is replaced by a fresh one: where each is synced, after more than ten segments.
 const fn batches_max(sync: bool) -> u64 {
-    if sync { 8 * BATCHES } else { BATCHES }
+    if sync { 20 * BATCHES } else { BATCHES }
 }
 
 /// The value of the record numbered `sequence`.
@@ -50,27 +50,67 @@ fn folder() -> TempDir {
 /// Makes a log in a folder that is empty; with `true`, one that syncs each batch.
 type Make = fn(&Path, bool) -> Box<dyn Peer>;
 
-/// Times `rounds` appends, each by itself, since fresh logs are made and full ones checked in between.
-fn time_appends(make: Make, sync: bool, rounds: u64, each_ns: &mut Histogram<u64>) -> Duration {
-    let mut spent_ns = 0;
-    let mut left = rounds;
-    while left > 0 {
-        let folder = folder();
-        let mut log = make(folder.path(), sync);
-        let batches = left.min(batches_max(sync));
-        for batch in 0..batches {
-            let first = 1 + batch * BATCH as u64;
+/// A log in use, and how many batches it has.
+struct Used {
+    log: Box<dyn Peer>,
+    batches: u64,
+    _folder: TempDir,
+}
+
+/// Appends to logs of one kind, one after the other.
+struct Appends {
+    make: Make,
+    sync: bool,
+    used: Option<Used>,
+    each_ns: Histogram<u64>,
+}
+
+impl Appends {
+    fn new(make: Make, sync: bool) -> Self {
+        Self {
+            make,
+            sync,
+            used: None,
+            each_ns: Histogram::new(3).unwrap(),
+        }
+    }
+
+    /// Times `rounds` appends, each by itself, since fresh logs are made and full ones checked in between.
+    fn time(&mut self, rounds: u64) -> Duration {
+        let mut spent_ns = 0;
+        for _ in 0..rounds {
+            let mut used = self.used.take().unwrap_or_else(|| self.fresh());
+            let first = 1 + used.batches * BATCH as u64;
             let values = core::array::from_fn(|place| value(first + place as u64));
             let begin_ns = SystemClock.monotonic_ns();
-            log.append(first, &values);
+            used.log.append(first, &values);
             let append_ns = SystemClock.monotonic_ns() - begin_ns;
-            each_ns.record(append_ns).unwrap();
+            self.each_ns.record(append_ns).unwrap();
             spent_ns += append_ns;
+            used.batches += 1;
+            self.used = Some(used);
+            if self.used.as_ref().map(|used| used.batches) == Some(batches_max(self.sync)) {
+                self.finish();
+            }
         }
-        log.check(batches * BATCH as u64);
-        left -= batches;
+        Duration::from_nanos(spent_ns)
     }
-    Duration::from_nanos(spent_ns)
+
+    fn fresh(&self) -> Used {
+        let folder = folder();
+        Used {
+            log: (self.make)(folder.path(), self.sync),
+            batches: 0,
+            _folder: folder,
+        }
+    }
+
+    /// Checks what the last log holds.
+    fn finish(&mut self) {
+        if let Some(mut used) = self.used.take() {
+            used.log.check(used.batches * BATCH as u64);
+        }
+    }
 }
 
 /// The mean, which is what the rest of the report is of, holds the few appends that wait for much else.
@@ -85,12 +125,13 @@ fn appends(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(regime);
         group.throughput(Throughput::Elements(BATCH as u64));
         for (name, make) in peers::of(sync) {
-            let mut each_ns = Histogram::new(3).unwrap();
+            let mut appends = Appends::new(make, sync);
             group.bench_function(name, |bencher| {
-                bencher.iter_custom(|rounds| time_appends(make, sync, rounds, &mut each_ns));
+                bencher.iter_custom(|rounds| appends.time(rounds));
             });
-            if !each_ns.is_empty() {
-                print_percentiles(regime, name, &each_ns);
+            appends.finish();
+            if !appends.each_ns.is_empty() {
+                print_percentiles(regime, name, &appends.each_ns);
             }
         }
         group.finish();
