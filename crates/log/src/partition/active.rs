@@ -305,10 +305,11 @@ fn fill(storage: &dyn Storage, file: &dyn StorageFile, bytes: u64) -> Result<(),
 
 #[cfg(test)]
 mod tests {
-    use std::{io, sync::Arc};
+    use std::{io, sync::Arc, time::Duration};
 
     use teeline_core::{Partition, Sequence};
 
+    use super::Pace;
     use crate::{
         AppendError, Log, LogOptions, NewRecord,
         fake::{Fault, Operation, written_topic},
@@ -355,13 +356,6 @@ mod tests {
             }
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::Pace;
 
     #[test]
     fn zeros_are_left_out_for_longer_each_time_that_they_take_long() {
