@@ -41,6 +41,8 @@ pub struct Outcome {
     pub grown: u64,
     /// Times that the topic was configured anew.
     pub configured: u64,
+    /// Times that a source was forgotten.
+    pub forgotten: u64,
     /// Times that something durable was damaged, and repaired.
     pub damaged: u64,
     /// Operations that failed as ordered.
@@ -71,9 +73,12 @@ pub(super) struct World {
     config: TopicConfig,
     /// Whether actions are drawn that came later: of the seeds that are kept, since they found something, none does.
     has_later_actions: bool,
+    /// Whether sources are forgotten: where nothing is damaged, since damage may take the record that says so.
+    forgets: bool,
     pub(super) processes: Vec<Process>,
-    /// The next number of each source.
+    /// The next number of each source, and its first that is not forgotten.
     next: Vec<u64>,
+    floor: Vec<u64>,
     pub(super) oracle: Oracle,
     pub(super) outcome: Outcome,
     /// Failed operations when the machine crashed last.
@@ -121,18 +126,20 @@ pub(super) fn watch(world: &Shared, before: Crash) {
 
 /// Does one action. The world is not locked while the log works: the hook looks at it.
 fn act(world: &Shared) {
-    let (roll, sources, has_later) = {
+    let (roll, sources, has_later, forgets) = {
         let mut world = lock(world);
         let millis = world.random.u64(0..30);
         world.disk.advance(Duration::from_millis(millis));
         let roll = world.random.u32(0..100);
-        (roll, world.processes.len(), world.has_later_actions)
+        let (has_later, forgets) = (world.has_later_actions, world.forgets);
+        (roll, world.processes.len(), has_later, forgets)
     };
     let process = lock(world).random.usize(0..sources);
     trace(|| format!("action {roll}, process {process}"));
     match roll {
         0..4 if has_later => damage(world),
         4..8 if has_later => configure(world, process),
+        0..8 if forgets => forget(world, process),
         0..60 => append(world, process),
         60..66 => sync(world, process),
         66..72 => retain(world, process),
@@ -180,6 +187,7 @@ impl World {
             random,
             processes: Vec::new(),
             next: vec![1; sources],
+            floor: vec![1; sources],
             oracle: Oracle {
                 partitions: topic.partitions().map(|_| Default::default()).collect(),
                 sources,
@@ -190,6 +198,7 @@ impl World {
             failed: 0,
             config,
             has_later_actions: matches!(seed % 11, 1 | 7 | 8 | 10),
+            forgets: !matches!(seed % 11, 1 | 7 | 8 | 10) && matches!(seed % 17, 4 | 5 | 8 | 9),
         };
         for source in 0..sources {
             let process = start(&world.disk, source);
@@ -409,7 +418,9 @@ fn append(world: &Shared, process: usize) {
         } else {
             0
         };
-        let from = world.next[source].saturating_sub(again).max(1);
+        let from = world.next[source].saturating_sub(again);
+        // What is forgotten would be stored again.
+        let from = from.max(world.floor[source]);
         let count = world.random.u64(1..7);
         let facts: Vec<Fact> = (from..from + count)
             .map(|sequence| Fact { source, sequence })
@@ -671,6 +682,46 @@ fn grow(world: &Shared, process: usize) {
     }
 }
 
+/// A process dies, and its source is forgotten by another one; then it starts again, and goes on with new numbers.
+fn forget(world: &Shared, process: usize) {
+    let (disk, number) = {
+        let mut world = lock(world);
+        let number = world.processes[process].source;
+        let next = world.next[number];
+        world.floor[number] = next;
+        world.oracle.forgetting = Some((number, next));
+        let disk = world.disk.clone();
+        disk.kill(&world.processes[process].storage);
+        (disk, number)
+    };
+    let forgotten = Log::open_on(disk.process(), ROOT, &options())
+        .map_err(|error| error.to_string())
+        .and_then(|log| {
+            let forgotten = log.forget_source(&source(number), false);
+            forgotten.map_err(|error| error.to_string())
+        });
+    match forgotten {
+        Ok(_) if disk.take_failed() == 0 => {
+            let fresh = start(&disk, number);
+            let mut world = lock(world);
+            let (_, floor) = world
+                .oracle
+                .forgetting
+                .take()
+                .expect("it is being forgotten");
+            for facts in &mut world.oracle.partitions {
+                facts.forgotten.insert(number, floor);
+            }
+            world.outcome.forgotten += 1;
+            world.processes[process] = fresh;
+        }
+        _ => {
+            recover_from(world, &AppendError::Invalid("a source was not forgotten"));
+            lock(world).oracle.forgetting = None;
+        }
+    }
+}
+
 /// From now on another process does `work` in front of one in `rarely` operations of this one, and a crash is tried in front
 /// of each.
 fn others_work_meanwhile(
@@ -769,6 +820,7 @@ impl Outcome {
             rewritten: self.rewritten + other.rewritten,
             grown: self.grown + other.grown,
             configured: self.configured + other.configured,
+            forgotten: self.forgotten + other.forgotten,
             damaged: self.damaged + other.damaged,
             failed: self.failed + other.failed,
         }
@@ -779,7 +831,7 @@ impl std::fmt::Display for Outcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{} actions, {} crashes, {} records acknowledged, {} segments dropped, {} rewritten, {} growths, {} configured anew, {} damaged, {} operations failed",
+            "{} actions, {} crashes, {} records acknowledged, {} segments dropped, {} rewritten, {} growths, {} configured anew, {} sources forgotten, {} damaged, {} operations failed",
             self.actions,
             self.crashes,
             self.acknowledged,
@@ -787,6 +839,7 @@ impl std::fmt::Display for Outcome {
             self.rewritten,
             self.grown,
             self.configured,
+            self.forgotten,
             self.damaged,
             self.failed
         )

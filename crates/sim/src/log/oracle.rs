@@ -39,6 +39,8 @@ pub(super) struct PartitionFacts {
     pub(super) damaged: Option<Range<u64>>,
     /// What damage took.
     pub(super) taken: BTreeMap<u64, Fact>,
+    /// By source: records with smaller numbers are forgotten.
+    pub(super) forgotten: BTreeMap<usize, u64>,
 }
 
 /// What is known of the topic.
@@ -51,6 +53,8 @@ pub(super) struct Oracle {
     /// So many partitions there are for sure: a growth that failed may be seen, and be gone after a power cut, as long as
     /// nobody has appended by it.
     pub(super) partitions_least: usize,
+    /// A source that is being forgotten, and its next number: each partition may know it or not.
+    pub(super) forgetting: Option<(usize, u64)>,
 }
 
 /// What a partition was found to hold.
@@ -177,8 +181,9 @@ impl Oracle {
         facts.durable = facts.durable.max(end);
     }
 
-    /// The numbers by which duplicates are told are those of the last record of each source, readable or not any more.
-    fn check_dedup(&self, topic: &Topic, number: usize) {
+    /// The numbers by which duplicates are told are those of the last record of each source that is not forgotten, readable
+    /// or not any more.
+    fn check_dedup(&mut self, topic: &Topic, number: usize) {
         for one in 0..self.sources {
             let partition = Partition(u32::try_from(number).unwrap());
             let known = topic.last(source(one).id(), partition).unwrap();
@@ -189,12 +194,23 @@ impl Oracle {
             let taken: Vec<_> = taken
                 .map(|(offset, fact)| (*offset, fact.sequence))
                 .collect();
-            let last = facts
-                .known
-                .iter()
-                .filter(|(_, fact)| fact.source == one)
-                .map(|(offset, fact)| (*offset, fact.sequence))
-                .next_back();
+            let last_from = |floor: u64| {
+                facts
+                    .known
+                    .iter()
+                    .filter(|(_, fact)| fact.source == one && fact.sequence >= floor)
+                    .map(|(offset, fact)| (*offset, fact.sequence))
+                    .next_back()
+            };
+            let last = last_from(facts.forgotten.get(&one).copied().unwrap_or(0));
+            if let Some((forgetting, floor)) = self.forgetting
+                && forgetting == one
+                && known == last_from(floor)
+                && known != last
+            {
+                self.partitions[number].forgotten.insert(one, floor);
+                continue;
+            }
             // A snapshot may know of what damage took.
             assert!(
                 known == last || known > last && known.is_some_and(|known| taken.contains(&known)),
@@ -266,7 +282,13 @@ fn read(topic: &Topic, partition: Partition, sources: usize, compacted: bool) ->
                     found.lost.push((first.0, last.0));
                 }
                 Some(Control::Gap { .. }) => panic!("nobody sends gaps"),
-                Some(Control::Forgotten { .. }) => panic!("nobody forgets a source"),
+                Some(Control::Forgotten { source, .. }) => {
+                    assert!(ids.contains(&source), "{record:?}");
+                    assert!(
+                        offset == next || compacted && offset > next,
+                        "a hole at {next}"
+                    );
+                }
                 None => {
                     assert!(
                         offset == next || compacted && offset > next,
