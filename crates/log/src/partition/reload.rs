@@ -10,6 +10,7 @@ use crate::{
     durability::SCAN_BYTES_MAX,
     format::{
         record::{self, Control, Fields},
+        snapshot::Cursor,
         state::State,
         watermark::{self, Word},
     },
@@ -227,6 +228,19 @@ impl Appender {
         Ok(())
     }
 
+    /// Removes the snapshot that a recovery took which died before it had its recovery point, if it kept more than is kept
+    /// now: other batches are going to stand there.
+    fn remove_snapshots_ahead(&self, end: &Cursor) -> Result<(), StorageError> {
+        let storage = &*self.env.storage;
+        let snapshots = recovery::read_snapshots(storage, &self.dir)?;
+        for (path, snapshot) in recovery::snapshot_paths(&self.dir).iter().zip(snapshots) {
+            if matches!(snapshot, Some(Ok((cursor, _))) if cursor.offset > end.offset) {
+                storage.remove(path)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Removes a torn tail, makes what is kept durable, leaves a `Lost` record where offsets below `answered_end` are
     /// gone, and begins a new term. What is kept is written once more where a sync of it may have failed.
     pub(super) fn recover(
@@ -245,6 +259,7 @@ impl Appender {
         if let Some(torn) = &found.torn {
             self.erase(torn.bytes.clone())?;
         }
+        self.remove_snapshots_ahead(&found.end)?;
         if rewrites {
             self.rewrite()?;
         }
