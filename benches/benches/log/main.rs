@@ -88,8 +88,9 @@ impl Appends {
             self.each_ns.record(append_ns).unwrap();
             spent_ns += append_ns;
             used.batches += 1;
+            let is_full = used.batches == batches_max(self.sync);
             self.used = Some(used);
-            if self.used.as_ref().map(|used| used.batches) == Some(batches_max(self.sync)) {
+            if is_full {
                 self.finish();
             }
         }

@@ -272,20 +272,27 @@ struct FakeHandle {
     path: PathBuf,
 }
 
+impl FakeHandle {
+    /// What lies on the disk, if the process is alive.
+    fn world(&self) -> Result<MutexGuard<'_, World>> {
+        let world = self.shared.lock();
+        world.alive(self.pid, &self.path)?;
+        Ok(world)
+    }
+}
+
 impl StorageFile for FakeHandle {
     fn path(&self) -> &Path {
         &self.path
     }
 
     fn length(&self) -> Result<u64> {
-        let mut world = self.shared.lock();
-        world.alive(self.pid, &self.path)?;
+        let mut world = self.world()?;
         Ok(world.file(self.node).cache.len() as u64)
     }
 
     fn read_at(&self, file_pos: u64, bytes: &mut [u8]) -> Result<usize> {
-        let mut world = self.shared.lock();
-        world.alive(self.pid, &self.path)?;
+        let mut world = self.world()?;
         let cache = &world.file(self.node).cache;
         let from = usize::try_from(file_pos)
             .unwrap_or(usize::MAX)
@@ -372,8 +379,7 @@ impl StorageFile for FakeHandle {
     }
 
     fn drop_cached(&self) -> Result<()> {
-        let mut world = self.shared.lock();
-        world.alive(self.pid, &self.path)?;
+        let mut world = self.world()?;
         let file = world.file(self.node);
         file.cache.clone_from(&file.durable);
         for change in &file.pending {
@@ -437,8 +443,7 @@ impl LockFile for FakeLock {
             node,
             path,
         } = &self.handle;
-        let mut world = shared.lock();
-        world.alive(*pid, path)?;
+        let mut world = self.handle.world()?;
         if world.locks.contains_key(node) {
             let held = |world: &mut World| world.locks.contains_key(node);
             let waited = shared.changed.wait_timeout_while(world, patience, held);
@@ -459,29 +464,16 @@ impl LockFile for FakeLock {
     }
 
     fn is_in_place(&self) -> Result<bool> {
-        let FakeHandle {
-            shared,
-            pid,
-            node,
-            path,
-        } = &self.handle;
-        let world = shared.lock();
-        world.alive(*pid, path)?;
-        Ok(world.node(path) == Some(*node))
+        let world = self.handle.world()?;
+        Ok(world.node(&self.handle.path) == Some(self.handle.node))
     }
 
     fn try_acquire(&self) -> Result<bool> {
-        let FakeHandle {
-            shared,
-            pid,
-            node,
-            path,
-        } = &self.handle;
-        let mut world = shared.lock();
-        world.alive(*pid, path)?;
-        let free = !world.locks.contains_key(node);
+        let mut world = self.handle.world()?;
+        let FakeHandle { pid, node, .. } = self.handle;
+        let free = !world.locks.contains_key(&node);
         if free {
-            world.locks.insert(*node, (*pid, self.id));
+            world.locks.insert(node, (pid, self.id));
         }
         Ok(free)
     }
