@@ -48,3 +48,20 @@ pub(crate) fn parse<T>(
         Some(problem) => Err(problem.to_string()),
     }
 }
+
+/// Asserts that `parse` refuses the record with any one bit of it flipped.
+#[cfg(test)]
+pub(crate) fn assert_any_flip_is_refused<T>(
+    record: &[u8],
+    parse: impl Fn(&[u8]) -> Result<T, String>,
+) {
+    for at in 0..record.len() {
+        for bit in 0..8 {
+            let mut bytes = record.to_vec();
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= 1 << bit;
+            }
+            assert!(parse(&bytes).is_err(), "byte {at}, bit {bit}");
+        }
+    }
+}
