@@ -3,6 +3,8 @@
 
 use core::fmt;
 
+use jiff::Timestamp;
+
 /// Where time comes from.
 pub trait Clock: Send + Sync {
     /// Nanoseconds since an arbitrary start that all processes of a host share until it reboots; never goes back.
@@ -18,27 +20,11 @@ pub struct Utc(pub u64);
 
 impl fmt::Display for Utc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const DAYS_IN_400_YEARS: u64 = 146_097;
-        let seconds = self.0 / 1_000_000_000;
-        let (days, second) = (seconds / 86_400, seconds % 86_400);
-        // Counted from the first of March of the year 0: so the leap day is a year's last.
-        let days = days + 719_468;
-        let day = days % DAYS_IN_400_YEARS;
-        let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-        let day = day - (365 * year + year / 4 - year / 100);
-        let month = (5 * day + 2) / 153;
-        let day = day - (153 * month + 2) / 5 + 1;
-        let (month, next) = if month < 10 {
-            (month + 3, 0)
-        } else {
-            (month - 9, 1)
-        };
-        let year = days / DAYS_IN_400_YEARS * 400 + year + next;
-        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-        write!(
-            f,
-            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z"
-        )
+        const SECOND_NS: u64 = 1_000_000_000;
+        let seconds = i64::try_from(self.0 / SECOND_NS).unwrap_or(i64::MAX);
+        // 64 bits of nanoseconds end in the year 2554.
+        let time = Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
+        time.fmt(f)
     }
 }
 

@@ -1,5 +1,6 @@
 //! A moment as people write it: a time of day, how long ago, or the number that stands in a record.
 
+use jiff::{civil::DateTime, tz::TimeZone};
 use teeline_core::time::Clock;
 use teeline_os::SystemClock;
 
@@ -31,17 +32,19 @@ fn date_and_time(text: &str) -> Option<u64> {
     let [year, month, day] = fields(date, '-', [4, 2, 2])?;
     let (time, fraction) = time.split_once('.').unwrap_or((time, "0"));
     let [hour, minute, second] = fields(time, ':', [2, 2, 2])?;
-    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let february = if is_leap { 29 } else { 28 };
-    let months = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    let length = *months.get(usize::try_from(month.checked_sub(1)?).ok()?)?;
-    if year < 1970 || !(1..=length).contains(&day) || hour > 23 || minute > 59 || second > 59 {
-        return None;
-    }
-    let leap_days = |year: u64| year / 4 - year / 100 + year / 400;
-    let years = (year - 1970) * 365 + leap_days(year - 1) - leap_days(1969);
-    let days: u64 = months.iter().take(usize::try_from(month - 1).ok()?).sum();
-    let seconds = (((years + days + day - 1) * 24 + hour) * 60 + minute) * 60 + second;
+    let small = |number: u64| i8::try_from(number).ok();
+    let time = DateTime::new(
+        i16::try_from(year).ok()?,
+        small(month)?,
+        small(day)?,
+        small(hour)?,
+        small(minute)?,
+        small(second)?,
+        0,
+    );
+    let time = TimeZone::UTC.to_timestamp(time.ok()?).ok()?;
+    // Before 1970 there is no such number.
+    let seconds = u64::try_from(time.as_second()).ok()?;
     let digits = fraction.len();
     if digits == 0 || digits > 9 || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
