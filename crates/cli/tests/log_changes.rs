@@ -154,12 +154,12 @@ fn lines_of_a_source_are_stored_once_however_often_they_are_appended() {
 #[test]
 fn retain_says_first_and_drops_then() {
     let place = Place::new(&["--segment-bytes", "4096", "--durability", "leave-to-os"]);
-    place.append(&["--batch", "10"], &lines(0..400));
+    place.append(&["--batch", "10"], &lines(0..800));
     let policy = ["retain", "fills", "--keep-bytes", "16K"];
     let dry: Vec<&str> = policy.iter().copied().chain(["--dry-run"]).collect();
     let would = place.verb(&dry).run().fine().objects().remove(0);
     let topics = place.verb(&["topics"]).run().fine().objects();
-    assert_eq!(topics[0]["records"], 400);
+    assert_eq!(topics[0]["records"], 800);
     let mut done = place.verb(&policy).run().fine().objects().remove(0);
     done["dry_run"] = true.into();
     assert_eq!(done, would);
@@ -443,7 +443,7 @@ fn partitions_are_added_by_command_and_what_was_there_is_not_stored_again() {
 fn a_topic_is_configured_by_command_and_what_cannot_change_is_said() {
     let place = Place::new(&["--segment-bytes", "64K"]);
     let by = ["--source", "gw1.fills", "--key-separator", "="];
-    place.append(&by, &lines(0..3_000));
+    place.append(&by, &lines(0..6_000));
     let configure = |more: &[&str]| place.verb(&[&["configure", "fills"], more].concat()).run();
     let done = |more: &[&str]| configure(more).fine().objects().remove(0);
     let indexes = || {

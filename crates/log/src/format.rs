@@ -340,7 +340,7 @@ mod tests {
             (
                 "record",
                 include_str!("../../../docs/formats/log/record.md"),
-                vec![record::FIELDS],
+                vec![record::FIELDS, record::short::FIELDS],
             ),
             (
                 "index",

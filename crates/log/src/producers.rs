@@ -171,7 +171,7 @@ fn repeat(known: &Last, record: &NewRecord<'_>) -> Answer {
     }
     let mut bytes = Vec::new();
     record.fields().encode(&mut bytes);
-    let digest = Encoded::decode_verified(&bytes).map(|(record, _)| record.digest());
+    let digest = Encoded::decode_verified(&bytes, &mut None).map(|(record, _)| record.digest());
     if digest == Some(known.digest) {
         Answer::Duplicate {
             offset: Some(known.offset),

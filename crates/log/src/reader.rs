@@ -10,7 +10,7 @@ use crate::{
     format::{
         Flaw,
         batch::{self, Header},
-        record::{Control, Encoded, Headers},
+        record::{Control, Encoded, Headers, Lead},
         watermark::Word,
     },
     partition::Partition,
@@ -118,6 +118,8 @@ struct Batch {
     length: usize,
     /// Where in it the next record begins; at its length when all are handed out.
     record_pos: usize,
+    /// What short records from there on refer to.
+    lead: Option<Lead>,
     base: Offset,
     /// Behind the last offset that it covers. Compaction leaves batches that cover more than they hold.
     end: Offset,
@@ -128,6 +130,7 @@ impl Batch {
         in_place: None,
         length: 0,
         record_pos: 0,
+        lead: None,
         base: Offset(0),
         end: Offset(0),
     };
@@ -194,7 +197,7 @@ impl Reader {
         let mut count = 0;
         while count < limit && self.batch.record_pos < length {
             let rest = bytes.get(self.batch.record_pos..).unwrap_or_default();
-            let Some((record, bytes)) = Encoded::decode_verified(rest) else {
+            let Some((record, bytes)) = Encoded::decode_verified(rest, &mut self.batch.lead) else {
                 // It was verified when it was read; since then it became unreadable, or somebody wrote where nobody may.
                 // Reading it again will say why.
                 self.place = None;
@@ -324,6 +327,7 @@ impl Reader {
                             in_place,
                             length,
                             record_pos: batch::HEADER_BYTES,
+                            lead: None,
                             base: header.base,
                             end: header.end(),
                         };

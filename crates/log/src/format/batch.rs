@@ -256,8 +256,9 @@ pub struct Builder {
     summed: usize,
     count: u32,
     time_max_ns: u64,
-    /// Where the last record begins that says something of a source.
-    last_pos: Option<usize>,
+    leads: record::Leads,
+    /// Where the last record begins that says something of a source, and the lead in front of it.
+    last: Option<(usize, Option<record::Lead>)>,
 }
 
 impl Builder {
@@ -269,30 +270,38 @@ impl Builder {
         self.summed = HEADER_BYTES;
         self.count = 0;
         self.time_max_ns = 0;
-        self.last_pos = None;
+        self.leads = record::Leads::default();
+        self.last = None;
     }
 
     /// Appends a record; its offset is the next one.
     pub fn push(&mut self, mut record: record::Fields<'_>) {
         record.offset_delta = self.count;
+        self.push_at(&record);
+    }
+
+    /// Appends a record with an offset that need not be the next one.
+    pub(crate) fn push_at(&mut self, record: &record::Fields<'_>) {
         self.time_max_ns = self.time_max_ns.max(record.append_time_ns);
         self.count += 1;
         if record.identity.is_some()
             || matches!(record.control, Some(record::Control::Forgotten { .. }))
         {
-            self.last_pos = Some(self.bytes.len());
+            self.last = Some((self.bytes.len(), self.leads.lead()));
         }
-        record.encode_unsummed(&mut self.bytes);
+        record.encode_unsummed(&mut self.leads, &mut self.bytes);
     }
 
-    /// Appends a whole record from another batch, with its offset relative to the new base.
-    pub(crate) fn push_encoded(&mut self, encoded: &[u8], append_time_ns: u64, offset_delta: u32) {
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(encoded);
-        let place = self.bytes.get_mut(start..).unwrap_or_default();
-        record::set_offset_delta(place, offset_delta);
-        self.time_max_ns = self.time_max_ns.max(append_time_ns);
+    /// Appends a record that stands in another batch as `encoded`, with its offset relative to the new base.
+    pub(crate) fn push_moved(
+        &mut self,
+        record: &record::Encoded<'_>,
+        encoded: &[u8],
+        offset_delta: u32,
+    ) {
+        self.time_max_ns = self.time_max_ns.max(record.append_time_ns);
         self.count += 1;
+        record.move_unsummed(encoded, offset_delta, &mut self.leads, &mut self.bytes);
     }
 
     /// Gives the records that were pushed their checksums. One after the other they overlap in the processor: each takes
@@ -308,8 +317,9 @@ impl Builder {
 
     /// The record that says something of a source and was pushed last.
     pub(crate) fn last(&self) -> Option<record::Encoded<'_>> {
-        let bytes = self.bytes.get(self.last_pos?..)?;
-        record::Encoded::decode_verified(bytes).map(|(record, _)| record)
+        let (pos, mut lead) = self.last?;
+        let bytes = self.bytes.get(pos..)?;
+        record::Encoded::decode_verified(bytes, &mut lead).map(|(record, _)| record)
     }
 
     /// Records so far.
@@ -376,7 +386,7 @@ mod tests {
     use super::{Builder, HEADER_BYTES, Place, Sum, field, verify};
     use crate::format::{
         Flaw, golden,
-        record::{self, Control, Fields, Header, Records},
+        record::{self, Control, Fields, Header, Records, VerifiedRecords},
     };
 
     fn sample() -> Vec<u8> {
@@ -505,13 +515,11 @@ mod tests {
             durable: Offset(990),
             previous: 0x0BAD_F00D,
         };
-        let mut at = HEADER_BYTES;
-        for _ in 0..2 {
-            at += record::Encoded::decode(&original[at..]).unwrap().1;
-        }
+        let (last, encoded) = VerifiedRecords::new(&original).last().unwrap();
         let mut builder = Builder::default();
         builder.clear();
-        builder.push_encoded(&original[at..], 5, 2);
+        builder.push_moved(&last, encoded, 2);
+        builder.time_max_ns = 5;
         let (bytes, header) = builder.finish_rewritten(&place, 4);
         golden::check("batch-rewritten-v1", bytes);
         assert_eq!(verify(bytes), Ok(header));

@@ -1,34 +1,19 @@
 #![doc = include_str!("../../../../docs/formats/log/record.md")]
 
+mod head;
+
 use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
 
-use super::{Flaw, align8, batch, layout};
+#[cfg(test)]
+pub(crate) use self::head::FIELDS;
+pub(crate) use self::head::Leads;
+pub use self::head::{BYTES_MIN, HEADER_BYTES, Lead, short};
+use self::head::{CONTROL_MASK, HAS_IDENTITY, HAS_KEY, Head, TOMBSTONE, field, wrong};
+use super::{Flaw, align8, batch};
 
-layout! { HEADER_BYTES = 64;
-    LENGTH: u32 = 0,
-    CHECKSUM: u32 = 4,
-    FLAGS: u16 = 8,
-    KIND: u16 = 10,
-    OFFSET_DELTA: u32 = 12,
-    SCHEMA_ID: u32 = 16,
-    SCHEMA_VERSION: u16 = 20,
-    HEADERS_BYTES: u16 = 22,
-    KEY_BYTES: u32 = 24,
-    RESERVED: u32 = 28,
-    APPEND_TIME_NS: u64 = 32,
-    SOURCE: u64 = 40,
-    EPOCH: u64 = 48,
-    SEQUENCE: u64 = 56,
-}
-
-const CONTROL_MASK: u16 = 0b11;
 const CONTROL_GAP: u16 = 1;
 const CONTROL_LOST: u16 = 2;
 const CONTROL_FORGOTTEN: u16 = 3;
-const HAS_IDENTITY: u16 = 1 << 2;
-const HAS_KEY: u16 = 1 << 3;
-const TOMBSTONE: u16 = 1 << 4;
-const FLAGS_KNOWN: u16 = CONTROL_MASK | HAS_IDENTITY | HAS_KEY | TOMBSTONE;
 
 /// Bytes of a control record's value.
 const CONTROL_BYTES: usize = 16;
@@ -126,33 +111,35 @@ impl Fields<'_> {
         }
     }
 
-    /// Bytes that the record takes in a batch, padding included.
-    #[must_use]
-    pub fn encoded_bytes(&self) -> usize {
-        let key = self.key.map_or(0, <[u8]>::len);
-        align8(HEADER_BYTES + self.headers_bytes() + key + self.value_bytes())
+    /// Bytes of headers, key and value.
+    fn body_bytes(&self) -> usize {
+        self.headers_bytes() + self.key.map_or(0, <[u8]>::len) + self.value_bytes()
     }
 
-    /// Appends the record and its padding to `out`, and hands out its checksum.
+    /// Bytes that the record takes in a batch, padding included, if its header is a full one: the most that it can take.
+    #[must_use]
+    pub fn encoded_bytes(&self) -> usize {
+        align8(HEADER_BYTES + self.body_bytes())
+    }
+
+    /// Appends the record and its padding to `out`, whose length is a multiple of eight, with a full header, and hands out its
+    /// checksum.
     ///
     /// # Panics
     /// If headers or record are too long for their length fields; the caller bounds them first.
     pub fn encode(&self, out: &mut Vec<u8>) -> u32 {
         let start = out.len();
-        self.encode_unsummed(out);
+        self.encode_unsummed(&mut Leads::default(), out);
         let summed = out.get_mut(start..).and_then(sum);
         let (checksum, _) = summed.expect("just written");
         checksum
     }
 
-    /// As [`Fields::encode`], with a checksum of zero: [`sum`] gives it one.
-    pub(crate) fn encode_unsummed(&self, out: &mut Vec<u8>) {
-        let key = self.key.unwrap_or_default();
-        let headers_bytes = self.headers_bytes();
-        let length = HEADER_BYTES + headers_bytes + key.len() + self.value_bytes();
-        let padded = align8(length);
-        out.reserve(padded);
-        out.extend_from_slice(&self.header(length, headers_bytes));
+    /// As [`Fields::encode`], behind the records that had these leads, with a checksum of zero: [`sum`] gives it one.
+    pub(crate) fn encode_unsummed(&self, leads: &mut Leads, out: &mut Vec<u8>) {
+        let body_bytes = self.body_bytes();
+        out.reserve(align8(HEADER_BYTES + body_bytes));
+        leads.put(&self.head(), body_bytes, out);
         for header in self.headers {
             let len = |n: usize| {
                 u16::try_from(n)
@@ -164,7 +151,7 @@ impl Fields<'_> {
             out.extend_from_slice(header.name.as_bytes());
             out.extend_from_slice(header.value);
         }
-        out.extend_from_slice(key);
+        out.extend_from_slice(self.key.unwrap_or_default());
         match self.control {
             Some(control) => {
                 let (_, one, other) = control.parts();
@@ -174,50 +161,44 @@ impl Fields<'_> {
             None if self.tombstone => {}
             None => out.extend_from_slice(self.value),
         }
-        out.extend_from_slice([0; 8].get(..padded - length).unwrap_or_default());
+        pad(out);
     }
 
-    /// The record's header, with a checksum of zero.
-    fn header(&self, length: usize, headers_bytes: usize) -> [u8; HEADER_BYTES] {
+    #[inline(always)]
+    fn head(&self) -> Head {
         let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
         let flags = self.control.map_or(0, |control| control.parts().0)
             | flag(self.identity.is_some(), HAS_IDENTITY)
             | flag(self.key.is_some(), HAS_KEY)
             | flag(self.tombstone, TOMBSTONE);
-        let bounded = |n: usize| u32::try_from(n).expect("the caller bounds the record");
-        let mut head = [0; HEADER_BYTES];
-        field::LENGTH.put(&mut head, bounded(length));
-        field::FLAGS.put(&mut head, flags);
-        field::KIND.put(&mut head, self.kind);
-        field::OFFSET_DELTA.put(&mut head, self.offset_delta);
-        field::SCHEMA_ID.put(&mut head, self.schema_id);
-        field::SCHEMA_VERSION.put(&mut head, self.schema_version);
-        field::HEADERS_BYTES.put(
-            &mut head,
-            u16::try_from(headers_bytes).expect("the caller bounds the headers"),
-        );
         let key_bytes = self.key.map_or(0, <[u8]>::len);
-        field::KEY_BYTES.put(&mut head, bounded(key_bytes));
-        field::APPEND_TIME_NS.put(&mut head, self.append_time_ns);
-        if let Some(identity) = self.identity {
-            field::SOURCE.put(&mut head, identity.source.0);
-            field::EPOCH.put(&mut head, identity.epoch.0);
-            field::SEQUENCE.put(&mut head, identity.sequence.0);
+        Head {
+            flags,
+            kind: self.kind,
+            headers_bytes: u16::try_from(self.headers_bytes())
+                .expect("the caller bounds the headers"),
+            key_bytes: u32::try_from(key_bytes).expect("the caller bounds the record"),
+            lead: Lead {
+                offset_delta: self.offset_delta,
+                schema_id: self.schema_id,
+                schema_version: self.schema_version,
+                append_time_ns: self.append_time_ns,
+                identity: self.identity,
+            },
         }
-        head
     }
 }
 
-/// Gives a whole record, as it stands in a batch, another place among the offsets of its batch, and a checksum of zero.
-pub(crate) fn set_offset_delta(record: &mut [u8], offset_delta: u32) {
-    field::OFFSET_DELTA.put(record, offset_delta);
-    field::CHECKSUM.put(record, 0);
+/// Fills up to where the next record begins: in a batch, as in a buffer of its own, that is a multiple of eight.
+fn pad(out: &mut Vec<u8>) {
+    let missing = align8(out.len()) - out.len();
+    out.extend_from_slice([0; 8].get(..missing).unwrap_or_default());
 }
 
 /// Gives the record at the start of `bytes`, whose checksum is zero, its checksum; hands that out, and how many bytes the
 /// record takes with its padding. `None` if there is no whole record.
 pub(crate) fn sum(bytes: &mut [u8]) -> Option<(u32, usize)> {
-    if bytes.len() < HEADER_BYTES {
+    if bytes.len() < BYTES_MIN {
         return None;
     }
     let length = field::LENGTH.get(bytes) as usize;
@@ -268,32 +249,38 @@ pub struct Encoded<'a> {
 }
 
 impl<'a> Encoded<'a> {
-    /// Decodes and checks the record at the start of `bytes`, and says how many bytes it takes with its padding.
+    /// Decodes and checks the record at the start of `bytes`, and says how many bytes it takes with its padding. `lead` is
+    /// the last record of the batch in front of it that is not short; a record that is not short takes its place.
     ///
     /// # Errors
     /// The first thing that is wrong.
-    pub fn decode(bytes: &'a [u8]) -> Result<(Self, usize), Flaw> {
-        Self::parse::<true>(bytes)
+    pub fn decode(bytes: &'a [u8], lead: &mut Option<Lead>) -> Result<(Self, usize), Flaw> {
+        Self::parse::<true>(bytes, lead)
     }
 
     /// As [`Encoded::decode`], of a record whose batch was verified: its checksum, padding and headers are not looked
     /// at again.
-    pub(crate) fn decode_verified(bytes: &'a [u8]) -> Option<(Self, usize)> {
-        Self::parse::<false>(bytes).ok()
+    pub(crate) fn decode_verified(
+        bytes: &'a [u8],
+        lead: &mut Option<Lead>,
+    ) -> Option<(Self, usize)> {
+        Self::parse::<false>(bytes, lead).ok()
     }
 
     #[inline]
-    fn parse<const VERIFY: bool>(bytes: &'a [u8]) -> Result<(Self, usize), Flaw> {
+    fn parse<const VERIFY: bool>(
+        bytes: &'a [u8],
+        lead: &mut Option<Lead>,
+    ) -> Result<(Self, usize), Flaw> {
         let have = bytes.len();
-        if have < HEADER_BYTES {
+        if have < BYTES_MIN {
             return Err(Flaw::Short {
-                need: HEADER_BYTES,
+                need: BYTES_MIN,
                 have,
             });
         }
-        let wrong = |field, value: u64| Err(Flaw::Field { field, value });
         let length = field::LENGTH.get(bytes) as usize;
-        if length < HEADER_BYTES {
+        if length < BYTES_MIN {
             return wrong("length", length as u64);
         }
         let padded = align8(length);
@@ -309,18 +296,14 @@ impl<'a> Encoded<'a> {
                 return wrong("padding", 1);
             }
         }
-        let flags = field::FLAGS.get(record);
-        if flags & !FLAGS_KNOWN != 0 {
-            return wrong("flags", flags.into());
-        }
-        let headers_end = HEADER_BYTES + usize::from(field::HEADERS_BYTES.get(record));
-        let key_bytes = field::KEY_BYTES.get(record);
-        let key_end = headers_end + key_bytes as usize;
-        let Some(headers) = record.get(HEADER_BYTES..headers_end) else {
-            return wrong("headers_bytes", field::HEADERS_BYTES.get(record).into());
+        let (head, body) = Head::get(record, lead)?;
+        let Head {
+            flags, key_bytes, ..
+        } = head;
+        let Some((headers, rest)) = body.split_at_checked(head.headers_bytes.into()) else {
+            return wrong("headers_bytes", head.headers_bytes.into());
         };
-        let (Some(key), Some(value)) = (record.get(headers_end..key_end), record.get(key_end..))
-        else {
+        let Some((key, value)) = rest.split_at_checked(key_bytes as usize) else {
             return wrong("key_bytes", key_bytes.into());
         };
         if flags & HAS_KEY == 0 && key_bytes != 0 {
@@ -347,11 +330,6 @@ impl<'a> Encoded<'a> {
             }),
             _ => return wrong("flags", flags.into()),
         };
-        let identity = (flags & HAS_IDENTITY != 0).then(|| Identity {
-            source: SourceId(field::SOURCE.get(record)),
-            epoch: Epoch(field::EPOCH.get(record)),
-            sequence: Sequence(field::SEQUENCE.get(record)),
-        });
         let headers = Headers { bytes: headers };
         if VERIFY {
             headers.check()?;
@@ -362,12 +340,12 @@ impl<'a> Encoded<'a> {
         }
         let encoded = Self {
             checksum: field::CHECKSUM.get(record),
-            offset_delta: field::OFFSET_DELTA.get(record),
-            kind: field::KIND.get(record),
-            schema_id: field::SCHEMA_ID.get(record),
-            schema_version: field::SCHEMA_VERSION.get(record),
-            append_time_ns: field::APPEND_TIME_NS.get(record),
-            identity,
+            offset_delta: head.lead.offset_delta,
+            kind: head.kind,
+            schema_id: head.lead.schema_id,
+            schema_version: head.lead.schema_version,
+            append_time_ns: head.lead.append_time_ns,
+            identity: head.lead.identity,
             control,
             headers,
             key: (flags & HAS_KEY != 0).then_some(key),
@@ -375,6 +353,35 @@ impl<'a> Encoded<'a> {
             tombstone,
         };
         Ok((encoded, padded))
+    }
+
+    /// Appends the record, which stands in `encoded`, and its padding to `out`, as [`Fields::encode_unsummed`] does, at another
+    /// place among the offsets of its batch.
+    pub(crate) fn move_unsummed(
+        &self,
+        encoded: &[u8],
+        offset_delta: u32,
+        leads: &mut Leads,
+        out: &mut Vec<u8>,
+    ) {
+        let bounded = "it was decoded from fields of this size";
+        let (flags, body) = head::split(encoded);
+        let head = Head {
+            flags,
+            kind: self.kind,
+            headers_bytes: self.headers.bytes.len().try_into().expect(bounded),
+            key_bytes: self.key.map_or(0, <[u8]>::len).try_into().expect(bounded),
+            lead: Lead {
+                offset_delta,
+                schema_id: self.schema_id,
+                schema_version: self.schema_version,
+                append_time_ns: self.append_time_ns,
+                identity: self.identity,
+            },
+        };
+        leads.put(&head, body.len(), out);
+        out.extend_from_slice(body);
+        pad(out);
     }
 
     /// Digest of what the record says, by which a repeat is told from a conflict: everything but offset and append
@@ -461,6 +468,7 @@ impl<'a> Iterator for Headers<'a> {
 #[derive(Debug, Clone)]
 pub(crate) struct VerifiedRecords<'a> {
     rest: &'a [u8],
+    lead: Option<Lead>,
 }
 
 impl<'a> VerifiedRecords<'a> {
@@ -468,6 +476,7 @@ impl<'a> VerifiedRecords<'a> {
     pub(crate) fn new(batch: &'a [u8]) -> Self {
         Self {
             rest: batch.get(batch::HEADER_BYTES..).unwrap_or_default(),
+            lead: None,
         }
     }
 }
@@ -477,7 +486,7 @@ impl<'a> Iterator for VerifiedRecords<'a> {
     type Item = (Encoded<'a>, &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (record, bytes) = Encoded::decode_verified(self.rest)?;
+        let (record, bytes) = Encoded::decode_verified(self.rest, &mut self.lead)?;
         let (encoded, rest) = self.rest.split_at_checked(bytes)?;
         self.rest = rest;
         Some((record, encoded))
@@ -488,6 +497,7 @@ impl<'a> Iterator for VerifiedRecords<'a> {
 #[derive(Debug, Clone)]
 pub struct Records<'a> {
     rest: &'a [u8],
+    lead: Option<Lead>,
 }
 
 impl<'a> Records<'a> {
@@ -496,6 +506,7 @@ impl<'a> Records<'a> {
     pub fn new(batch: &'a [u8]) -> Self {
         Self {
             rest: batch.get(batch::HEADER_BYTES..).unwrap_or_default(),
+            lead: None,
         }
     }
 }
@@ -507,7 +518,7 @@ impl<'a> Iterator for Records<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        match Encoded::decode(self.rest) {
+        match Encoded::decode(self.rest, &mut self.lead) {
             Ok((record, bytes)) => {
                 self.rest = self.rest.get(bytes..).unwrap_or_default();
                 Some(Ok(record))
@@ -563,7 +574,7 @@ mod tests {
     fn the_record_of_the_golden_file_is_written_and_read() {
         let bytes = sample();
         golden::check("record-v1", &bytes);
-        let (record, taken) = Encoded::decode(&bytes).unwrap();
+        let (record, taken) = Encoded::decode(&bytes, &mut None).unwrap();
         assert_eq!(taken, bytes.len());
         assert_eq!(
             (record.key, record.value),
@@ -590,7 +601,7 @@ mod tests {
     fn any_flipped_bit_of_a_record_is_named() {
         golden::every_flip(
             &sample(),
-            |b| Encoded::decode(b).map(drop),
+            |b| Encoded::decode(b, &mut None).map(drop),
             |at, flaw| match at {
                 0..4 => matches!(
                     flaw,
@@ -621,7 +632,7 @@ mod tests {
             change(record);
             let checksum = crate::format::checksum_without(&field::CHECKSUM, record);
             field::CHECKSUM.put(record, checksum);
-            match Encoded::decode(&bytes) {
+            match Encoded::decode(&bytes, &mut None) {
                 Err(Flaw::Field { field, .. }) => assert_eq!(field, name),
                 other => panic!("{name}: {other:?}"),
             }
@@ -657,7 +668,10 @@ mod tests {
                 ..Fields::default()
             }
             .encode(&mut bytes);
-            assert_eq!(Encoded::decode(&bytes).unwrap().0.control, Some(control));
+            assert_eq!(
+                Encoded::decode(&bytes, &mut None).unwrap().0.control,
+                Some(control)
+            );
         }
     }
 
@@ -685,7 +699,7 @@ mod tests {
         let digest = |fields: Fields<'_>| {
             let mut bytes = Vec::new();
             fields.encode(&mut bytes);
-            Encoded::decode(&bytes).unwrap().0.digest()
+            Encoded::decode(&bytes, &mut None).unwrap().0.digest()
         };
         let base = Fields {
             key: Some(b"k"),

@@ -398,8 +398,7 @@ impl Copy {
 
     fn push(&mut self, record: &Encoded<'_>, encoded: &[u8], offset: Offset) {
         let delta = u32::try_from(offset.0 - self.base.0).expect("`begin` bounds what is covered");
-        self.builder
-            .push_encoded(encoded, record.append_time_ns, delta);
+        self.builder.push_moved(record, encoded, delta);
     }
 
     fn end(&mut self, header: &batch::Header) {

@@ -25,8 +25,7 @@ use crate::{
 
 /// So many offsets at most may have been answered behind what is known to be written: all that fits between two recovery
 /// points, and what is reserved ahead.
-pub(super) const OFFSETS_AHEAD_MAX: u64 =
-    CEILING_STEP + SCAN_BYTES_MAX / record::HEADER_BYTES as u64;
+pub(super) const OFFSETS_AHEAD_MAX: u64 = CEILING_STEP + SCAN_BYTES_MAX / record::BYTES_MIN as u64;
 
 /// Offsets are reserved ahead in steps of this many, where answers come before the sync: more than are given out between
 /// two recovery points, at which they are reserved anew, unless records are tiny.

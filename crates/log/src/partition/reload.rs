@@ -352,6 +352,6 @@ fn is_reachable(end: Offset, recovery: Offset) -> bool {
 /// Whether the page's word on what is durable counts, even if it is of an earlier boot: it is stored after the sync and
 /// only grows. But a page is never synced, so that it may hold anything; then it is most likely out of all proportion.
 fn vouches(durable: Offset, end: Offset, recovery: Offset) -> bool {
-    const RECORDS_MAX: u64 = SCAN_BYTES_MAX / record::HEADER_BYTES as u64;
+    const RECORDS_MAX: u64 = SCAN_BYTES_MAX / record::BYTES_MIN as u64;
     durable <= end && durable.0 <= recovery.0.saturating_add(RECORDS_MAX)
 }

@@ -519,13 +519,11 @@ fn put_lost(
         builder.clear();
         if let Some(delta) = span.checked_sub(1) {
             let last = Offset(first.0 + u64::from(delta));
-            let mut record = Vec::new();
-            Fields {
+            builder.push_at(&Fields {
+                offset_delta: delta,
                 control: Some(Control::Lost { first, last }),
                 ..Fields::default()
-            }
-            .encode(&mut record);
-            builder.push_encoded(&record, 0, delta);
+            });
         }
         let place = Place {
             base: first,

@@ -256,31 +256,41 @@ impl Keyed {
 
     fn read_by_place(&self) -> Result<Round, Failure> {
         const KEY_BYTES: usize = size_of::<u64>();
-        const RECORD_BYTES: usize = (record::HEADER_BYTES + KEY_BYTES + SIZE).next_multiple_of(8);
-        let batch_bytes = batch::HEADER_BYTES as u64 + self.batch * RECORD_BYTES as u64;
+        const FIRST_BYTES: usize = (record::HEADER_BYTES + KEY_BYTES + SIZE).next_multiple_of(8);
+        const RECORD_BYTES: usize =
+            (record::short::HEADER_BYTES + KEY_BYTES + SIZE).next_multiple_of(8);
+        let second_pos = (batch::HEADER_BYTES + FIRST_BYTES) as u64;
+        let batch_bytes = second_pos + (self.batch - 1) * RECORD_BYTES as u64;
         let mut files: Vec<(u64, File)> = Vec::new();
         for path in work::segments(&self.path)? {
             files.push((base_of(&path)?, open_read(&path).map_err(Failure::new)?));
         }
-        let mut bytes = [0; RECORD_BYTES];
+        let mut buffer = [0; FIRST_BYTES];
         let mut sum = 0;
         let round = self.timed(READ_KEYS, |key, found| {
             for number in self.numbers_of(key) {
-                // All records are of one size, and every batch is full.
+                // All records are of one size but for the first of each batch, and every batch is full.
                 let at = files.partition_point(|(base, _)| *base <= number);
                 let Some((base, file)) = at.checked_sub(1).and_then(|at| files.get(at)) else {
                     return Err(Failure::new("the log does not begin at 0"));
                 };
                 let (batch, record) = ((number - base) / self.batch, (number - base) % self.batch);
-                let pos =
-                    batch * batch_bytes + batch::HEADER_BYTES as u64 + record * RECORD_BYTES as u64;
-                file.read_exact_at(&mut bytes, pos)?;
-                sum ^= crc32c(&bytes);
-                found(
-                    bytes
-                        .get(record::HEADER_BYTES + KEY_BYTES..)
-                        .unwrap_or_default(),
-                );
+                let (in_batch, bytes, header_bytes) = match record.checked_sub(1) {
+                    None => (
+                        batch::HEADER_BYTES as u64,
+                        FIRST_BYTES,
+                        record::HEADER_BYTES,
+                    ),
+                    Some(behind) => (
+                        second_pos + behind * RECORD_BYTES as u64,
+                        RECORD_BYTES,
+                        record::short::HEADER_BYTES,
+                    ),
+                };
+                let bytes = buffer.get_mut(..bytes).unwrap_or_default();
+                file.read_exact_at(bytes, batch * batch_bytes + in_batch)?;
+                sum ^= crc32c(bytes);
+                found(bytes.get(header_bytes + KEY_BYTES..).unwrap_or_default());
             }
             Ok(())
         })?;
