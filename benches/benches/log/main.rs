@@ -1,143 +1,154 @@
 //! Appends of 100 records of 256 bytes, beside the bare writes of as many bytes and beside other embedded logs, on the file
-//! system of the build folder.
+//! system of the build folder:
 //!
-//! Regimes: `no-sync` leaves the bytes to the kernel, `sync` waits for the device after each batch. The bare file of
-//! `sync` comes in two kinds: growing, and written ahead with zeros, as the log's segments are. Each log is replaced by a
-//! fresh one after 32 MiB, as in a round of `teeline bench log`; with `sync`, after more than ten segments, prepared meanwhile.
+//! ```text
+//! cargo bench -p teeline-benches --bench log [-- [--regime no-sync|sync] [--peer PART-OF-NAME]... [--cpu N]]
+//! ```
+//!
+//! Regimes: `no-sync` leaves the bytes to the kernel, in bursts of 32 MiB into fresh logs. `sync` waits for the device after
+//! each batch, and goes through more than ten segments, prepared meanwhile. Its bare file comes in two kinds: growing, and
+//! written ahead with zeros, as the log's segments are.
+//!
+//! All logs take turns, a round each, so that every round has a neighbour of each other log; what counts are the medians of
+//! these ratios. One log after the other would meet the machine in another state, by 15 % within minutes. The appending thread
+//! is pinned, and [no CPU sleeps](awake).
 #![expect(
     clippy::unwrap_used,
     reason = "a benchmark stops at the first surprise"
 )]
 
+mod awake;
+mod contender;
 mod peers;
 
-use std::{path::Path, time::Duration};
+use clap::{Parser, ValueEnum};
+use teeline_latency::Median;
+use teeline_os::cpu;
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use hdrhistogram::Histogram;
-use teeline_core::time::Clock;
-use teeline_os::SystemClock;
-use tempfile::TempDir;
+use self::contender::Contender;
 
-use self::peers::Peer;
-
-/// Records of one batch.
-const BATCH: usize = 100;
-/// Bytes of one record's value.
-const VALUE_BYTES: usize = 256;
-/// Batches of half a segment.
-const BATCHES: u64 = (32 << 20) / (BATCH * VALUE_BYTES) as u64;
-
-/// Batches after which a log is replaced by a fresh one: where each is synced, after more than ten segments.
-const fn batches_max(sync: bool) -> u64 {
-    if sync { 20 * BATCHES } else { BATCHES }
+#[derive(Parser)]
+struct Args {
+    /// Only this regime.
+    #[arg(long)]
+    regime: Option<Regime>,
+    /// Only the logs whose names contain this; teeline is always there.
+    #[arg(long)]
+    peer: Vec<String>,
+    /// The CPU of the appending thread; the last one by default.
+    #[arg(long)]
+    cpu: Option<usize>,
+    /// One batch into each log, without figures.
+    #[arg(long)]
+    test: bool,
+    /// What cargo says of every benchmark.
+    #[arg(long, hide = true)]
+    bench: bool,
 }
 
-/// The value of the record numbered `sequence`.
-fn value(sequence: u64) -> [u8; VALUE_BYTES] {
-    let mut value = [0; VALUE_BYTES];
-    for word in value.chunks_exact_mut(size_of::<u64>()) {
-        word.copy_from_slice(&sequence.to_le_bytes());
-    }
-    value
+/// What happens to the bytes.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Regime {
+    NoSync,
+    Sync,
 }
 
-/// A folder on a real disk: the build folder's, not the temporary files', which may be in memory.
-fn folder() -> TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
+impl Regime {
+    const ROUNDS: usize = 31;
 
-/// Makes a log in a folder that is empty; with `true`, one that syncs each batch.
-type Make = fn(&Path, bool) -> Box<dyn Peer>;
-
-/// A log in use, and how many batches it has.
-struct Used {
-    log: Box<dyn Peer>,
-    batches: u64,
-    _folder: TempDir,
-}
-
-/// Appends to logs of one kind, one after the other.
-struct Appends {
-    make: Make,
-    sync: bool,
-    used: Option<Used>,
-    each_ns: Histogram<u64>,
-}
-
-impl Appends {
-    fn new(make: Make, sync: bool) -> Self {
-        Self {
-            make,
-            sync,
-            used: None,
-            each_ns: Histogram::new(3).unwrap(),
+    fn name(self) -> &'static str {
+        match self {
+            Self::NoSync => "no sync",
+            Self::Sync => "sync each batch",
         }
     }
 
-    /// Times `rounds` appends, each by itself, since fresh logs are made and full ones checked in between.
-    fn time(&mut self, rounds: u64) -> Duration {
-        let mut spent_ns = 0;
-        for _ in 0..rounds {
-            let mut used = self.used.take().unwrap_or_else(|| self.fresh());
-            let first = 1 + used.batches * BATCH as u64;
-            let values = core::array::from_fn(|place| value(first + place as u64));
-            let begin_ns = SystemClock.monotonic_ns();
-            used.log.append(first, &values);
-            let append_ns = SystemClock.monotonic_ns() - begin_ns;
-            self.each_ns.record(append_ns).unwrap();
-            spent_ns += append_ns;
-            used.batches += 1;
-            let is_full = used.batches == batches_max(self.sync);
-            self.used = Some(used);
-            if is_full {
-                self.finish();
+    fn is_sync(self) -> bool {
+        self == Self::Sync
+    }
+
+    /// Batches of one round: half a segment, or enough for more than ten segments in all.
+    fn batches(self) -> u64 {
+        match self {
+            Self::NoSync => peers::BATCHES,
+            Self::Sync => 850,
+        }
+    }
+}
+
+fn main() {
+    let args = Args::parse();
+    let cpus = cpu::allowed().unwrap();
+    let pinned = args.cpu.or(cpus.last().copied()).unwrap();
+    let _awake = awake::keep();
+    for regime in [Regime::NoSync, Regime::Sync] {
+        if args.regime.is_some_and(|only| only != regime) {
+            continue;
+        }
+        let is_wanted = |name: &str| {
+            name == "teeline"
+                || args.peer.is_empty()
+                || args.peer.iter().any(|part| name.contains(part))
+        };
+        let mut contenders: Vec<_> = peers::of(regime.is_sync())
+            .into_iter()
+            .filter(|(name, _)| is_wanted(name))
+            .map(|(name, make)| Contender::new(name, make, regime.is_sync(), pinned, &cpus))
+            .collect();
+        let (rounds, batches) = if args.test {
+            (1, 1)
+        } else {
+            (Regime::ROUNDS, regime.batches())
+        };
+        for round in 0..rounds {
+            // Nobody always follows the same neighbour.
+            contenders.rotate_left(usize::from(round > 0));
+            for contender in &mut contenders {
+                contender.round(batches);
             }
         }
-        Duration::from_nanos(spent_ns)
-    }
-
-    fn fresh(&self) -> Used {
-        let folder = folder();
-        Used {
-            log: (self.make)(folder.path(), self.sync),
-            batches: 0,
-            _folder: folder,
+        for contender in &mut contenders {
+            contender.finish();
         }
-    }
-
-    /// Checks what the last log holds.
-    fn finish(&mut self) {
-        if let Some(mut used) = self.used.take() {
-            used.log.check(used.batches * BATCH as u64);
+        if !args.test {
+            println!(
+                "{}: {rounds} rounds of {batches} batches of {} records of {} bytes, CPU {pinned}",
+                regime.name(),
+                peers::BATCH,
+                peers::VALUE_BYTES,
+            );
+            print(&contenders);
         }
     }
 }
 
-/// The mean, which is what the rest of the report is of, holds the few appends that wait for much else.
-fn print_percentiles(regime: &str, name: &str, each_ns: &Histogram<u64>) {
-    let [p50, p90, p99] =
-        [0.5, 0.9, 0.99].map(|share| each_ns.value_at_quantile(share) as f64 / 1000.0);
-    println!("{regime}/{name}: p50 {p50:.1} µs, p90 {p90:.1} µs, p99 {p99:.1} µs\n");
-}
-
-fn appends(criterion: &mut Criterion) {
-    for (regime, sync) in [("log/no-sync", false), ("log/sync", true)] {
-        let mut group = criterion.benchmark_group(regime);
-        group.throughput(Throughput::Elements(BATCH as u64));
-        for (name, make) in peers::of(sync) {
-            let mut appends = Appends::new(make, sync);
-            group.bench_function(name, |bencher| {
-                bencher.iter_custom(|rounds| appends.time(rounds));
-            });
-            appends.finish();
-            if !appends.each_ns.is_empty() {
-                print_percentiles(regime, name, &appends.each_ns);
-            }
-        }
-        group.finish();
+/// A row for each log: what a batch takes there, and teeline's ratios to it.
+fn print(contenders: &[Contender]) {
+    let ours = contenders
+        .iter()
+        .find(|contender| contender.name == "teeline");
+    let ours = ours.unwrap();
+    println!(
+        "µs a batch               mean      p50      p90      p99   teeline's p50 to it    teeline's mean to it"
+    );
+    let mut rows: Vec<_> = contenders.iter().collect();
+    rows.sort_by(|a, b| a.mean_us().total_cmp(&b.mean_us()));
+    for row in rows {
+        let ratio = |of: fn(&Contender) -> &[f64]| {
+            let ratios = of(ours).iter().zip(of(row)).map(|(ours, its)| ours / its);
+            let Median { value, lo, hi } = Median::of(ratios).unwrap();
+            format!("{value:.3} ({lo:.3} to {hi:.3})")
+        };
+        println!(
+            "{:20} {:8.1} {:8.1} {:8.1} {:8.1}   {:22} {}",
+            row.name,
+            row.mean_us(),
+            row.percentile_us(0.5),
+            row.percentile_us(0.9),
+            row.percentile_us(0.99),
+            ratio(Contender::p50s),
+            ratio(Contender::means),
+        );
     }
+    println!();
 }
-
-criterion_group!(log, appends);
-criterion_main!(log);

@@ -17,7 +17,24 @@ use teeline_core::{Epoch, Offset, Partition, Sequence, SourceName};
 use teeline_log::{Durability, Log, LogOptions, NewRecord, Succession, Topic, TopicConfig, Writer};
 use walrus_rust::{FsyncSchedule, ReadConsistency, Walrus};
 
-use crate::{BATCH, BATCHES, Make, VALUE_BYTES, value};
+/// Records of one batch.
+pub(crate) const BATCH: usize = 100;
+/// Bytes of one record's value.
+pub(crate) const VALUE_BYTES: usize = 256;
+/// Batches of half a segment.
+pub(crate) const BATCHES: u64 = (32 << 20) / (BATCH * VALUE_BYTES) as u64;
+
+/// The value of the record numbered `sequence`.
+pub(crate) fn value(sequence: u64) -> [u8; VALUE_BYTES] {
+    let mut value = [0; VALUE_BYTES];
+    for word in value.chunks_exact_mut(size_of::<u64>()) {
+        word.copy_from_slice(&sequence.to_le_bytes());
+    }
+    value
+}
+
+/// Makes a log in a folder that is empty; with `true`, one that syncs each batch.
+pub(crate) type Make = fn(&Path, bool) -> Box<dyn Peer>;
 
 /// The values of a batch.
 type Values = [[u8; VALUE_BYTES]; BATCH];

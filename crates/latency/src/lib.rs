@@ -26,6 +26,7 @@
 mod buckets;
 mod layout;
 pub mod limit;
+mod median;
 mod page;
 pub mod raw;
 mod summary;
@@ -33,6 +34,7 @@ mod ticks;
 mod times;
 mod words;
 
+pub use median::Median;
 pub use page::{AttachError, CoreRecorder, CreateError, PageOwner};
 pub use summary::Summary;
 pub use ticks::{Stopwatch, ticks};

@@ -38,7 +38,6 @@ mod log;
 mod pairs;
 mod publish;
 mod publishing;
-mod ratio;
 mod rings;
 mod round;
 mod rtt;

@@ -3,10 +3,10 @@
 use std::fmt;
 
 use serde_json::{Map, Value, json};
+use teeline_latency::Median;
 
 use super::{
     crew::{Crew, Work},
-    ratio::Median,
     round::{Round, Rounds, figure_of, rounded},
     stage::Stage,
 };

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use teeline_latency::Times;
-
-use super::ratio::Median;
+use teeline_latency::{Median, Times};
 
 /// What was measured in one round, by one process or by several.
 ///

@@ -2,10 +2,13 @@
 
 /// A median, and the interval that holds the true one with a probability of at least 95 %.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Median {
-    pub(crate) value: f64,
-    pub(crate) lo: f64,
-    pub(crate) hi: f64,
+pub struct Median {
+    /// The median itself.
+    pub value: f64,
+    /// Lower end of the interval.
+    pub lo: f64,
+    /// Upper end of the interval.
+    pub hi: f64,
 }
 
 /// Part of all intervals that may miss, on each side.
@@ -15,7 +18,8 @@ impl Median {
     /// Of `values`; `None` of none. The interval's ends are order statistics: the true median lies below the k-th smallest
     /// of n values as often as fewer than k of n coins fall heads, whatever the values' distribution. With fewer than six
     /// values no k is rare enough, and the interval is all that was seen.
-    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+    #[must_use]
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
         let n = sorted.len();
