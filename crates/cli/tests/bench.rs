@@ -64,6 +64,22 @@ const TIMES: [&str; 5] = ["p50_ns", "p99_ns", "p999_ns", "p9999_ns", "max_ns"];
 const RATES: [&str; 2] = ["msgs_per_s", "bytes_per_s"];
 
 #[test]
+fn cpus_are_kept_awake_on_demand() {
+    let Some(_turn) = two_cores() else { return };
+    for object in bench("publish", &[]).fine().objects() {
+        assert_eq!(object["awake"], false);
+    }
+    let ran = bench("publish", &["--awake"]);
+    if ran.stderr.contains("idle=poll") {
+        eprintln!("skipped: keeping CPUs awake ({})", ran.stderr.trim());
+        return;
+    }
+    for object in ran.fine().objects() {
+        assert_eq!(object["awake"], true);
+    }
+}
+
+#[test]
 fn round_trips_of_the_sizes_with_a_target_are_measured_beside_their_limits() {
     let Some(_turn) = two_cores() else { return };
     let objects = bench("rtt", &[]).fine().objects();

@@ -304,6 +304,7 @@ impl Report {
         put("wrong", self.wrong.into());
         put("seed", stage.seed.into());
         put("short", stage.short.into());
+        put("awake", stage.is_awake().into());
         object.into()
     }
 

@@ -5,7 +5,8 @@ use std::{cell::Cell, fs, path::PathBuf, sync::Arc};
 use clap::Args;
 use teeline_latency::raw::{Field, LINE_BYTES, Size};
 use teeline_os::{
-    Context, cpu,
+    Context,
+    cpu::{self, Awake},
     file::{open_read_write, write_all_at},
 };
 use teeline_sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +43,10 @@ pub(crate) struct StageArgs {
     /// A few small rounds, to see that it works: the figures say little.
     #[arg(long)]
     short: bool,
+    /// Keep CPUs from sleeping meanwhile, as on a host that is set up for it: what waits for a device or for others then takes
+    /// less.
+    #[arg(long)]
+    awake: bool,
     /// What messages contain follows from this number [default: a random one, printed].
     #[arg(long)]
     seed: Option<u64>,
@@ -60,6 +65,8 @@ pub(crate) struct Stage {
     dir: SharedDir,
     stop: Arc<AtomicBool>,
     places: Cell<u32>,
+    /// If that was asked for.
+    awake: Option<Awake>,
 }
 
 impl Stage {
@@ -86,6 +93,7 @@ impl Stage {
         };
         let pairs = if args.short { PAIRS_SHORT } else { PAIRS };
         let stop = stop_on_signals(&STOP_AND_TIDY)?;
+        let awake = args.awake.then(cpu::keep_awake).transpose();
         let stage = Self {
             cores,
             pairs: args.rounds.unwrap_or(pairs) as usize,
@@ -96,6 +104,7 @@ impl Stage {
             dir: SharedDir::create(DIR_PREFIX, &std::env::temp_dir())?,
             stop,
             places: Cell::new(0),
+            awake: awake.map_err(Failure::new)?,
         };
         Field::create(&stage.probe_path(), PROBE_ROUTE.lines(PROBE_SIZE.bytes()))
             .map_err(Failure::new)?;
@@ -107,6 +116,11 @@ impl Stage {
         let few = || format!("{N} cores wanted, {} given", self.cores.len());
         let cores = self.cores.first_chunk::<N>().ok_or_else(few)?;
         Ok(cores.map(Some))
+    }
+
+    /// Whether no CPU sleeps meanwhile.
+    pub(super) fn is_awake(&self) -> bool {
+        self.awake.is_some()
     }
 
     /// How often to do in a round what the full form does `full` times.
