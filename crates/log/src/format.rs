@@ -84,6 +84,11 @@ pub enum Flaw {
     },
 }
 
+/// The refusal of what a field can never hold.
+pub(crate) fn wrong<T>(field: &'static str, value: u64) -> Result<T, Flaw> {
+    Err(Flaw::Field { field, value })
+}
+
 /// A number at a fixed place of a structure.
 pub(crate) struct Field<T> {
     at: usize,

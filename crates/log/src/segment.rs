@@ -16,6 +16,7 @@ use crate::{
         index::{self, Entry},
         record::{Control, Records},
         snapshot::Cursor,
+        wrong,
     },
     storage::{Access, MappedFile, Result, Storage, StorageFile},
 };
@@ -375,7 +376,6 @@ pub(crate) fn follows(
     header: &Header,
     bytes: &[u8],
 ) -> std::result::Result<(), Flaw> {
-    let wrong = |field, value| Err(Flaw::Field { field, value });
     if header.term < cursor.term {
         return wrong("term", header.term);
     }

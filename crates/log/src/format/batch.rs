@@ -2,7 +2,7 @@
 
 use teeline_core::Offset;
 
-use super::{Flaw, VERSION, check_begin, check_numbers, layout, record};
+use super::{Flaw, VERSION, check_begin, check_numbers, layout, record, wrong};
 
 layout! { HEADER_BYTES = 64;
     MAGIC: u32 = 0,
@@ -204,7 +204,6 @@ pub fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
     if stated != computed {
         return Err(Flaw::Checksum { stated, computed });
     }
-    let wrong = |field, value: u64| Err(Flaw::Field { field, value });
     if header.flags & !REWRITTEN != 0 {
         return wrong("flags", header.flags.into());
     }

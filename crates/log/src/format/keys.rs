@@ -2,7 +2,7 @@
 
 use teeline_core::Offset;
 
-use super::{Flaw, VERSION, check_fixed, check_sum, checksum_without, layout};
+use super::{Flaw, VERSION, check_fixed, check_sum, checksum_without, layout, wrong};
 use entry::ENTRY_BYTES;
 
 layout! { HEADER_BYTES = 48;
@@ -183,7 +183,6 @@ pub fn decode_block(number: u64, bytes: &[u8]) -> Result<Vec<Entry>, Flaw> {
         });
     }
     check_sum(bytes, &block::field::CHECKSUM)?;
-    let wrong = |field, value| Err(Flaw::Field { field, value });
     let found = block::field::NUMBER.get(bytes);
     if found != number {
         return wrong("number", found);

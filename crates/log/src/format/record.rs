@@ -8,8 +8,8 @@ use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
 pub(crate) use self::head::FIELDS;
 pub(crate) use self::head::Leads;
 pub use self::head::{BYTES_MIN, HEADER_BYTES, Lead, short};
-use self::head::{CONTROL_MASK, HAS_IDENTITY, HAS_KEY, Head, TOMBSTONE, field, wrong};
-use super::{Flaw, align8, batch};
+use self::head::{CONTROL_MASK, HAS_IDENTITY, HAS_KEY, Head, TOMBSTONE, field};
+use super::{Flaw, align8, batch, wrong};
 
 const CONTROL_GAP: u16 = 1;
 const CONTROL_LOST: u16 = 2;

@@ -5,7 +5,7 @@
 
 use teeline_core::{Epoch, Identity, Sequence, SourceId};
 
-use crate::format::{Flaw, layout};
+use crate::format::{Flaw, layout, wrong};
 
 layout! { HEADER_BYTES = 64;
     LENGTH: u32 = 0,
@@ -270,11 +270,6 @@ pub(super) fn split(record: &[u8]) -> (u16, &[u8]) {
     let length = field::LENGTH.get(record) as usize;
     let body = record.get(header_bytes..length).unwrap_or_default();
     (flags & !SHORT, body)
-}
-
-/// A field that holds what it can never hold.
-pub(super) fn wrong<T>(field: &'static str, value: u64) -> Result<T, Flaw> {
-    Err(Flaw::Field { field, value })
 }
 
 #[cfg(test)]
