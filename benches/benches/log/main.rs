@@ -21,6 +21,8 @@
 mod contender;
 mod peers;
 
+use std::{env, os::unix::process::CommandExt as _, process::Command};
+
 use clap::{Parser, ValueEnum};
 use teeline_latency::Median;
 use teeline_os::cpu;
@@ -76,8 +78,19 @@ impl Regime {
     }
 }
 
+/// Without it, walrus prints several lines for each batch, which would be most of what it does.
+const WALRUS_QUIET: &str = "WALRUS_QUIET";
+
 fn main() {
     let args = Args::parse();
+    if env::var_os(WALRUS_QUIET).is_none() {
+        let mut quiet = Command::new(env::current_exe().unwrap());
+        let error = quiet
+            .args(env::args_os().skip(1))
+            .env(WALRUS_QUIET, "1")
+            .exec();
+        panic!("{error}");
+    }
     let cpus = cpu::allowed().unwrap();
     let pinned = args.cpu.or(cpus.last().copied()).unwrap();
     let awake = cpu::keep_awake();
@@ -132,7 +145,7 @@ fn print(contenders: &[Contender]) {
         .find(|contender| contender.name == "teeline");
     let ours = ours.unwrap();
     println!(
-        "µs a batch               mean      p50      p90      p99   teeline's p50 to it    teeline's mean to it"
+        "µs a batch                mean      p50      p90      p99   teeline's p50 to it    teeline's mean to it"
     );
     let mut rows: Vec<_> = contenders.iter().collect();
     rows.sort_by(|a, b| a.mean_us().total_cmp(&b.mean_us()));
@@ -143,7 +156,7 @@ fn print(contenders: &[Contender]) {
             format!("{value:.3} ({lo:.3} to {hi:.3})")
         };
         println!(
-            "{:20} {:8.1} {:8.1} {:8.1} {:8.1}   {:22} {}",
+            "{:21} {:8.1} {:8.1} {:8.1} {:8.1}   {:22} {}",
             row.name,
             row.mean_us(),
             row.percentile_us(0.5),

@@ -61,6 +61,12 @@ pub(crate) fn of(sync: bool) -> Vec<(&'static str, Make)> {
         ("commitlog", |folder, sync| {
             Box::new(Commit::new(folder, sync))
         }),
+        ("commitlog, one by one", |folder, sync| {
+            Box::new(Commit {
+                one_by_one: true,
+                ..Commit::new(folder, sync)
+            })
+        }),
         ("walrus", |folder, sync| Box::new(Wal::new(folder, sync))),
         ("SQLite, WAL", |folder, sync| {
             Box::new(Sqlite::new(folder, sync))
@@ -211,6 +217,8 @@ impl Peer for Bare {
 struct Commit {
     log: CommitLog,
     segment: Option<File>,
+    /// Whether each record is a call of its own, as in its documents' example.
+    one_by_one: bool,
 }
 
 impl Commit {
@@ -226,17 +234,27 @@ impl Commit {
             let segment = files.find(|path| path.extension().is_some_and(|e| e == "log"));
             File::open(segment.unwrap()).unwrap()
         });
-        Self { log, segment }
+        Self {
+            log,
+            segment,
+            one_by_one: false,
+        }
     }
 }
 
 impl Peer for Commit {
     fn append(&mut self, _first: u64, values: &Values) {
-        let mut batch = MessageBuf::default();
-        for value in values {
-            batch.push(value).unwrap();
+        if self.one_by_one {
+            for value in values {
+                self.log.append_msg(value).unwrap();
+            }
+        } else {
+            let mut batch = MessageBuf::default();
+            for value in values {
+                batch.push(value).unwrap();
+            }
+            self.log.append(&mut batch).unwrap();
         }
-        self.log.append(&mut batch).unwrap();
         if let Some(segment) = &self.segment {
             self.log.flush().unwrap();
             segment.sync_data().unwrap();
