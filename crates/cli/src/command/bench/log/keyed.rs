@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use teeline_core::{Offset, Sequence, crc32c};
 use teeline_latency::{Stopwatch, ticks};
 use teeline_log::{
-    Log, NewRecord, Topic, TopicConfig,
+    AppendError, Log, NewRecord, Topic, TopicConfig,
     format::{batch, record},
 };
 use teeline_os::file::open_read;
@@ -181,13 +181,16 @@ impl Keyed {
         if base_of(last)? != self.records() {
             return Err(Failure::new("the last segment was not sealed"));
         }
-        // Whoever was asked for indexes at a roll may still be at it, and then nobody else makes any.
         while !sealed
             .iter()
             .all(|path| path.with_extension("keys").exists())
         {
             teeline_os::sleep(ROLL_AGE);
-            appending.topic.index_keys(P0).map_err(Failure::new)?;
+            match appending.topic.index_keys(P0) {
+                // Whoever was asked for indexes at a roll is still at it, and nobody else may make any meanwhile.
+                Ok(_) | Err(AppendError::Busy { .. }) => {}
+                Err(error) => return Err(Failure::new(error)),
+            }
         }
         appending.log.close().map_err(Failure::new)?;
         Ok(Round::new())
