@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use teeline_core::{Offset, Sequence, crc32c};
 use teeline_latency::{Stopwatch, ticks};
 use teeline_log::{
-    AppendError, Log, NewRecord, Topic, TopicConfig,
+    AppendError, Log, NewRecord, Standstill, Topic, TopicConfig,
     format::{batch, record},
 };
 use teeline_os::file::open_read;
@@ -118,6 +118,12 @@ impl Regime for Reading<'_, '_, '_> {
     }
 }
 
+/// Does what the topic asks for, unless somebody is at it.
+fn look_after(log: &Log) -> Result<(), Failure> {
+    let failed = Standstill::default().error_of(log.look_after());
+    failed.map_or(Ok(()), |error| Err(Failure::new(error)))
+}
+
 impl Keyed {
     pub(super) fn run(&self, deed: Deed) -> Result<Round, Failure> {
         match deed {
@@ -171,9 +177,9 @@ impl Keyed {
             appending.append(&records)?;
         }
         // The last segment is sealed at the second look: the first one only sees what there is.
-        appending.log.look_after().map_err(Failure::new)?;
+        look_after(&appending.log)?;
         teeline_os::sleep(2 * ROLL_AGE);
-        appending.log.look_after().map_err(Failure::new)?;
+        look_after(&appending.log)?;
         let segments = work::segments(&self.path)?;
         let (last, sealed) = segments
             .split_last()
@@ -187,7 +193,7 @@ impl Keyed {
         {
             teeline_os::sleep(ROLL_AGE);
             match appending.topic.index_keys(P0) {
-                // Whoever was asked for indexes at a roll is still at it, and nobody else may make any meanwhile.
+                // Who was asked for indexes at a roll is still at it, and nobody else may make any meanwhile.
                 Ok(_) | Err(AppendError::Busy { .. }) => {}
                 Err(error) => return Err(Failure::new(error)),
             }
