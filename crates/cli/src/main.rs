@@ -4,5 +4,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // A log has some open for each partition that is used.
+    teeline_os::process::allow_open_files();
     teeline::run(std::env::args_os())
 }

@@ -386,6 +386,13 @@ impl Log {
         refuse_unsuitable(&*storage, root, options)?;
         let helper = Helper::new(&*storage, options)?;
         if options.access == Access::Write {
+            let sources = root.join(SOURCES_DIR);
+            if storage
+                .list(&sources)
+                .is_err_and(|error| error.is_not_found())
+            {
+                storage.create_dir(&sources)?;
+            }
             // Whoever made the names may have died before they were durable; what is appended below them must not
             // vanish with them.
             storage.sync_dir(above(root))?;
@@ -472,6 +479,16 @@ impl Log {
         let dir = root.join(name.as_str());
         if topic::exists(&**storage, &dir)? {
             return Err(TopicError::AlreadyExists(name.clone()));
+        }
+        if topic::has_partitions(&**storage, &dir)? {
+            return Err(TopicError::Invalid {
+                topic: name.clone(),
+                what: format!(
+                    "{} has partitions and no {}: restore that, or move the directory away",
+                    dir.display(),
+                    topic::CONFIG_FILE
+                ),
+            });
         }
         // Whoever began this directory held the lock, and so is dead or failed.
         let aside = root.join(format!(".{name}.new"));

@@ -225,7 +225,8 @@ impl Groups {
     /// See [`DatabaseError`].
     pub fn open_read_only(dir: &Path) -> Result<Option<Self>, DatabaseError> {
         let file = dir.join(FILE_NAME);
-        if !file.exists() {
+        // Where that cannot be told, opening says why.
+        if file.try_exists().is_ok_and(|there| !there) {
             return Ok(None);
         }
         Ok(Some(Self {

@@ -20,6 +20,7 @@ use crate::{
     partition::Partition,
     recovery, segment,
     storage::{Storage, StorageError},
+    topic,
 };
 
 /// Something that verification found.
@@ -111,7 +112,7 @@ pub fn verify(
                     what: error.to_string(),
                 });
             }
-            Err(TopicError::NotFound(_)) => {}
+            Err(TopicError::NotFound(_)) => check.orphans(&log.root().join(name.as_str()))?,
             Err(TopicError::Storage(error)) => return Err(error.into()),
             Err(TopicError::Malformed { path, what }) => {
                 check.whole(Severity::Damage, &path, &what)?
@@ -214,9 +215,26 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         self.found(Severity::Note, path, bytes, &text);
     }
 
+    /// Partitions of a topic whose file is gone: nobody finds them.
+    fn orphans(&mut self, dir: &Path) -> Result<(), StorageError> {
+        if topic::has_partitions(self.storage, dir)? {
+            let text = "the file is missing, and its partitions are there: restore it";
+            self.found(Severity::Damage, &dir.join(topic::CONFIG_FILE), 0..0, text);
+        }
+        Ok(())
+    }
+
     fn partition(&mut self, partition: &Partition) -> Result<(), StorageError> {
         self.report.partitions += 1;
         let dir = partition.dir();
+        match self.storage.list(dir) {
+            Err(error) if error.is_not_found() => {
+                let text = "the partition's directory is missing: restore it";
+                self.found(Severity::Damage, dir, 0..0, text);
+                return Ok(());
+            }
+            names => drop(names?),
+        }
         self.page_file(dir)?;
         let look = page::Look::at(partition, self.is_alone)?;
         let state = self.state(dir)?;

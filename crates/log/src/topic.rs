@@ -33,7 +33,7 @@ pub use self::{
 };
 
 /// File that describes a topic, in its directory.
-const CONFIG_FILE: &str = "topic.toml";
+pub(crate) const CONFIG_FILE: &str = "topic.toml";
 
 /// Makes all files of a topic in a directory that nobody else sees yet.
 pub(crate) fn create(
@@ -105,6 +105,17 @@ pub(crate) fn exists(storage: &dyn Storage, dir: &Path) -> Result<bool, StorageE
     match storage.read(&dir.join(CONFIG_FILE)) {
         Ok(_) => Ok(true),
         Err(error) if error.is_not_found() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a directory has a partition in it, whatever else is missing there.
+pub(crate) fn has_partitions(storage: &dyn Storage, dir: &Path) -> Result<bool, StorageError> {
+    match storage.list(dir) {
+        Ok(names) => Ok(names.iter().any(|name| name.parse::<u32>().is_ok())),
+        Err(error) if error.is_not_found() || error.kind == io::ErrorKind::NotADirectory => {
+            Ok(false)
+        }
         Err(error) => Err(error),
     }
 }

@@ -6,9 +6,9 @@ use teeline_core::Offset;
 
 use crate::{
     Damage,
-    format::{batch::Header, snapshot::Cursor},
+    format::{Flaw, batch::Header, snapshot::Cursor, state::State},
     recovery,
-    segment::{SegmentReader, Walk},
+    segment::{self, SegmentReader, Walk},
     storage::{Result, Storage},
 };
 
@@ -45,6 +45,31 @@ pub(crate) enum Stop {
     },
     /// The log end, in front of a torn tail if there is one.
     End(Cursor),
+}
+
+/// What is missing in front of the first segment that is there, though `state` says that it is kept. Where a slot of that
+/// cannot be read, nobody knows: it may have said that retention took it.
+pub(crate) fn missing_in_front(
+    storage: &dyn Storage,
+    dir: &Path,
+    first: Offset,
+) -> Result<Option<Damage>> {
+    // Read behind the list of segments: retention tells here first.
+    let bytes = match storage.read(&recovery::state_path(dir)) {
+        Err(error) if error.is_not_found() => return Ok(None),
+        bytes => bytes?,
+    };
+    let start = match State::newest(&bytes) {
+        Ok(state) if !State::has_unreadable(&bytes) => state.log_start,
+        _ => return Ok(None),
+    };
+    let missing = (start < first).then(|| Damage {
+        path: segment::log_path(dir, start),
+        bytes: 0..0,
+        offsets: start..first,
+        flaw: Flaw::Missing,
+    });
+    Ok(missing)
 }
 
 impl<'a> Tour<'a> {

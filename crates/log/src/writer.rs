@@ -245,7 +245,11 @@ fn read_slot(log: &Log, source: &SourceName) -> Result<Option<Slot>, ResumeError
 
 /// See [`Log::source_names`].
 pub(crate) fn names(log: &Log) -> Result<Vec<SourceName>, StorageError> {
-    let files = log.storage().list(&log.sources_dir())?;
+    let files = match log.storage().list(&log.sources_dir()) {
+        // Copied without it, while it was empty; who opens the log for writing makes it again.
+        Err(error) if error.is_not_found() => return Ok(Vec::new()),
+        files => files?,
+    };
     let names = files
         .iter()
         .filter_map(|file| file.strip_suffix(".progress")?.parse().ok());

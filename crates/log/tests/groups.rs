@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, Permissions},
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{PermissionsExt, symlink},
     path::Path,
     thread,
 };
@@ -181,6 +181,19 @@ fn a_log_without_groups_reads_as_none_and_stays_untouched() {
     let dir = root.path().join("groups");
     assert!(Groups::open_read_only(&dir).unwrap().is_none());
     assert!(!dir.exists());
+}
+
+/// Who watches the lag of groups must not take what he may not see for a log without any.
+#[test]
+fn a_directory_that_cannot_be_entered_is_not_one_without_groups() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("groups");
+    symlink(&dir, &dir).unwrap();
+    let error = Groups::open_read_only(&dir).unwrap_err().to_string();
+    assert!(
+        error.contains("this user must be allowed to use them"),
+        "{error}"
+    );
 }
 
 #[test]

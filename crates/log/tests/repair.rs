@@ -10,8 +10,8 @@ use std::{
 
 use teeline_core::{Offset, Partition};
 use teeline_log::{
-    Answer, AppendError, Control, Durability, Log, ReadError, RepairError, Repaired, Topic,
-    TopicConfig,
+    Access, Answer, AppendError, Control, Durability, Log, LogOptions, Passed, ReadError,
+    RepairError, Repaired, Retention, Severity, Succession, Topic, TopicConfig,
     fake::{FakeDisk, Fault, Operation},
     format::{state::State, watermark::Word},
     verify,
@@ -263,7 +263,7 @@ fn a_lost_segment_is_told_and_a_living_writer_is_not_repaired_under() {
     let (readable, _) = read(&topic);
     let source = world::source(1);
     let writer = log
-        .writer(&source, world::EPOCH, teeline_log::Succession::AfterDrain)
+        .writer(&source, world::EPOCH, Succession::AfterDrain)
         .unwrap();
     let refused = topic.repair(P0, true).unwrap_err();
     assert!(
@@ -276,16 +276,149 @@ fn a_lost_segment_is_told_and_a_living_writer_is_not_repaired_under() {
     assert_clean(&log, "a segment is lost");
     let (records, lost) = read(&topic);
     assert!(records == readable);
-    let base = |path: &PathBuf| {
-        path.file_stem()
-            .unwrap()
-            .to_str()
-            .unwrap()
-            .parse::<u64>()
-            .unwrap()
-    };
     assert_eq!(lost, [(base(&logs[2]), base(&logs[3]) - 1)]);
     assert!(topic.end(P0).unwrap() > Offset(0));
+    world.process = world.disk.process();
+}
+
+/// What is missing in front of all that is there could have been dropped, if `state` did not say that it was kept.
+#[test]
+fn a_lost_first_segment_is_told_and_the_log_begins_behind_it() {
+    let mut world = written(5, Durability::SyncEachBatch);
+    let logs = segments(&world.disk);
+    let storage = world.disk.process();
+    for lost in &logs[..2] {
+        teeline_log::storage::Storage::remove(&*storage, lost).unwrap();
+    }
+    let (log, topic) = open(&world.disk);
+    let (readable, _) = read(&topic);
+    let first = base(&logs[2]);
+    let mut damages = Vec::new();
+    verify(&log, None, |finding| {
+        if finding.severity == Severity::Damage {
+            damages.push((finding.path.clone(), finding.text.clone()));
+        }
+    })
+    .unwrap();
+    let [(path, text)] = &damages[..] else {
+        panic!("{damages:?}");
+    };
+    assert_eq!(*path, logs[0]);
+    assert!(text.contains(&format!("offsets 0..{first}")), "{text}");
+    for apply in [false, true] {
+        let repaired = topic.repair(P0, apply).unwrap();
+        let [damage] = &repaired.damages[..] else {
+            panic!("{repaired:?}");
+        };
+        assert_eq!(damage.offsets, Offset(0)..Offset(first));
+        assert!(repaired.kept_aside.is_empty());
+    }
+    assert_clean(&log, "the first segments are lost");
+    assert_eq!(topic.start(P0).unwrap(), Offset(first));
+    let (records, lost) = read(&topic);
+    assert!(records == readable && lost.is_empty());
+    drop(log);
+    world.process = world.disk.process();
+    assert_dedup(&mut world, &records, "the first segments are lost");
+}
+
+/// As long as a slot of `state` cannot be read, it may be the one that said that retention took what is missing.
+#[test]
+fn segments_that_retention_took_are_not_missed_though_the_newest_state_is_damaged() {
+    let mut world = written(6, Durability::SyncEachBatch);
+    let logs = segments(&world.disk);
+    let (log, topic) = open(&world.disk);
+    let retention = Retention {
+        bytes: Some(1),
+        ..Retention::default()
+    };
+    topic
+        .retain(P0, &retention, &Passed::default(), false)
+        .unwrap();
+    assert!(segments(&world.disk).len() < logs.len());
+    log.close().unwrap();
+    drop((log, topic));
+    let path = Path::new(DIR).join("state");
+    let newest = State::newest(&world.disk.bytes(&path)).unwrap();
+    let before = world.disk.bytes(&path);
+    for at in [0, before.len() / 2] {
+        flip(&world.disk, &path, at + 40, 0);
+        let (log, topic) = open(&world.disk);
+        let report = verify(&log, None, |_| ()).unwrap();
+        assert_eq!(report.damages, 0);
+        assert!(topic.repair(P0, false).unwrap().damages.is_empty());
+        world.disk.set_bytes(&path, &before);
+    }
+    assert!(newest.log_start > Offset(0));
+    world.process = world.disk.process();
+}
+
+fn base(path: &Path) -> u64 {
+    path.file_stem().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// What a copy of a log came without is told, and keeps nobody from the rest.
+#[test]
+fn what_is_missing_of_a_log_is_told_and_the_rest_is_looked_at() {
+    let mut world = written(7, Durability::SyncEachBatch);
+    let storage = world.disk.process();
+    let remove = |path: &str| {
+        teeline_log::storage::Storage::remove(&*storage, Path::new(path)).unwrap();
+    };
+    let (log, _) = open(&world.disk);
+    let config = TopicConfig {
+        partitions: 2,
+        segment_bytes: 8192,
+        ..TopicConfig::default()
+    };
+    for name in ["bare", "halved"] {
+        log.create_topic(&name.parse().unwrap(), &config).unwrap();
+    }
+    log.close().unwrap();
+    drop(log);
+    remove("/log/bare/topic.toml");
+    remove("/log/halved/0");
+    remove("/log/sources");
+
+    let read_only = LogOptions {
+        access: Access::Read,
+        ..options()
+    };
+    let log = Log::open_on(world.disk.process(), ROOT, &read_only).unwrap();
+    let mut found = Vec::new();
+    let report = verify(&log, None, |finding| found.push(finding.clone())).unwrap();
+    let places: Vec<_> = found
+        .iter()
+        .map(|finding| (finding.severity, finding.path.to_str().unwrap()))
+        .collect();
+    assert_eq!(
+        places,
+        [
+            (Severity::Note, "/log/sources"),
+            (Severity::Damage, "/log/bare/topic.toml"),
+            (Severity::Damage, "/log/halved/0"),
+        ]
+    );
+    assert_eq!(report.partitions, 3);
+    assert_eq!(report.records, 180);
+    assert!(log.source_names().unwrap().is_empty());
+    drop(log);
+
+    let (log, _) = open(&world.disk);
+    let error = log
+        .create_topic(&"bare".parse().unwrap(), &config)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("/log/bare has partitions and no topic.toml"),
+        "{error}"
+    );
+    // What a source stored is looked for everywhere, as long as nothing else says it.
+    remove("/log/halved");
+    let new = world::source(9);
+    log.writer(&new, world::EPOCH, Succession::AfterDrain)
+        .unwrap();
+    assert_eq!(log.source_names().unwrap(), [new]);
     world.process = world.disk.process();
 }
 

@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::io::Errno;
+
 use crate::accounts;
 
 /// What every fallible function of this crate returns, unless it has an error enum of its own.
@@ -34,6 +36,9 @@ impl Error {
             io::ErrorKind::StorageFull => Some("free space there".to_owned()),
             io::ErrorKind::QuotaExceeded => Some("free space there, or raise the quota".to_owned()),
             io::ErrorKind::ReadOnlyFilesystem => Some("the file system is read-only".to_owned()),
+            _ if source.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
+                Some("allow this process more of them (`ulimit -n`)".to_owned())
+            }
             _ => None,
         };
         Self {
@@ -129,6 +134,16 @@ mod tests {
         assert_eq!(
             bare.with_remedy("create it first").to_string(),
             "cannot open /nowhere/ring: No such file or directory (os error 2); create it first"
+        );
+    }
+
+    #[test]
+    fn who_has_too_many_files_open_reads_how_to_allow_more() {
+        let many = io::Error::from_raw_os_error(libc::EMFILE);
+        let text = Error::new("open", "/log/fills/0/state", many).to_string();
+        assert!(
+            text.ends_with("; allow this process more of them (`ulimit -n`)"),
+            "{text}"
         );
     }
 

@@ -3,10 +3,21 @@
 
 use std::fs;
 
+use rustix::process::{Resource, getrlimit, setrlimit};
+
 /// The number of the calling process in its own PID namespace.
 #[must_use]
 pub fn pid() -> u32 {
     std::process::id()
+}
+
+/// Allows the calling process as many open files as it may allow itself: what it is started with is little by custom, for
+/// programs that wait for files by `select`.
+pub fn allow_open_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // If the kernel refuses, whoever runs out of them hears what to do.
+    _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// When process `pid` started, in clock ticks since boot: together with the number it tells one process from the next

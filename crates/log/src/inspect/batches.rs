@@ -6,12 +6,13 @@ use teeline_core::Offset;
 
 use super::{Check, Finding, Severity, not_zero, page::Look};
 use crate::{
+    Damage,
     format::{Flaw, snapshot::Cursor, state::State},
     partition::Partition,
     recovery,
     segment::{self, SegmentReader},
     storage::{Access, StorageError},
-    tour::{Known, Stop, Tour},
+    tour::{self, Known, Stop, Tour},
 };
 
 impl<F: FnMut(&Finding)> Check<'_, F> {
@@ -29,6 +30,9 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             self.found(Severity::Damage, dir, 0..0, "there is no segment");
             return Ok(());
         };
+        if let Some(damage) = tour::missing_in_front(self.storage, dir, *first)? {
+            self.damage(damage);
+        }
         let mut believed = match &look {
             Some(look) => partition.believed(look.end, look.durable, state)?,
             None => (None, Offset(0)),
@@ -112,15 +116,20 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
                     damage,
                     is_last,
                 } => {
-                    let what = damage.what();
-                    self.found(Severity::Damage, &damage.path, damage.bytes, &what);
-                    if is_last && damage.flaw == Flaw::Blank {
+                    let flaw = damage.flaw;
+                    self.damage(damage);
+                    if is_last && flaw == Flaw::Blank {
                         return Ok(front);
                     }
                 }
                 Stop::End(end) => return Ok(end),
             }
         }
+    }
+
+    fn damage(&mut self, damage: Damage) {
+        let what = damage.what();
+        self.found(Severity::Damage, &damage.path, damage.bytes, &what);
     }
 
     /// Behind the last batch of a sealed segment nothing was ever written.

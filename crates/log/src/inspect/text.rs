@@ -26,7 +26,16 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
 
     /// What is on record of the sources.
     pub(super) fn sources(&mut self, dir: &Path) -> Result<(), StorageError> {
-        for name in self.storage.list(dir)? {
+        let names = match self.storage.list(dir) {
+            Err(error) if error.is_not_found() => {
+                let text =
+                    "the directory is missing; how far sources had come is not known any more";
+                self.found(Severity::Note, dir, 0..0, text);
+                return Ok(());
+            }
+            names => names?,
+        };
+        for name in names {
             let path = dir.join(&name);
             let ending = name.rsplit_once('.').map(|(_, ending)| ending);
             let looked = match ending {

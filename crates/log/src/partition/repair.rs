@@ -32,7 +32,7 @@ use crate::{
     producers::Producers,
     recovery, segment,
     storage::{Access, LockError, LockFile, StorageError, StorageFile, remove_if_there},
-    tour::{Known, Stop, Tour},
+    tour::{self, Known, Stop, Tour},
 };
 
 /// What repair found in a partition, and did or would do.
@@ -259,7 +259,8 @@ impl Partition {
                 what: "there is no segment: nothing is left to repair".to_owned(),
             });
         };
-        // Those in front are gone, and nothing says that they were not dropped.
+        let missing = tour::missing_in_front(storage, dir, first)?;
+        // Of those in front nothing is left in which it could stand that they are lost.
         survey.log_start = first;
         let known = Known {
             durable: survey.durable,
@@ -281,10 +282,13 @@ impl Partition {
                 }
                 Stop::End(end) => {
                     survey.ends(&end);
-                    return Ok(());
+                    break;
                 }
             }
         }
+        // Last: what was found behind it begins a walk of its own.
+        survey.repaired.damages.splice(..0, missing);
+        Ok(())
     }
 
     /// Puts right what was found, with both locks held.
