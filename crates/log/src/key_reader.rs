@@ -385,12 +385,23 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{
+        collections::BTreeMap,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+    };
 
     use teeline_core::{Offset, Partition, Sequence};
 
     use super::{KeyReader, history};
-    use crate::{Growth, NewRecord, fake::written_topic, partition_for_key};
+    use crate::{
+        Compaction, Growth, Log, LogOptions, NewRecord, Passed,
+        fake::{Operation, written_topic},
+        keys::HASH,
+        partition_for_key,
+    };
 
     /// Keys of one hash are told apart by their bytes, in an index that took many passes to make.
     #[test]
@@ -428,6 +439,45 @@ mod tests {
                 assert_eq!(found, expected, "key {key}");
             }
         }
+    }
+
+    /// The index is of the file that was read: it does not fit the one that compaction has put there meanwhile.
+    #[test]
+    fn compaction_between_two_passes_of_an_index_leaves_none_that_is_wrong() {
+        const KEYS: u64 = 300;
+        let (disk, topic, mut writer) = written_topic(128 << 10);
+        let p0 = Partition(0);
+        for number in 1..=3 * KEYS + 100 {
+            let key = (number % KEYS).to_le_bytes();
+            let record = NewRecord::data(Sequence(number), 1, Some(&key), &[7; 40]);
+            writer.append(&topic, p0, &[record]).unwrap();
+        }
+        let log = Log::open_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+        let theirs = log.topic(topic.name()).unwrap();
+        theirs.recover(p0).unwrap();
+        let compacted = Arc::new(AtomicBool::new(false));
+        let is_compacted = Arc::clone(&compacted);
+        disk.before_each(Some(Box::new(move |step| {
+            let is_index = step.path.to_string_lossy().ends_with(".keys.new");
+            if is_index
+                && step.operation == Operation::Write
+                && !is_compacted.swap(true, Ordering::Relaxed)
+            {
+                let (compaction, passed) = (Compaction::default(), Passed::default());
+                theirs.compact(p0, &compaction, &passed, 0, false).unwrap();
+            }
+        })));
+        let partition = topic.to_append(p0).unwrap();
+        partition.index_keys_by(HASH, 120).unwrap();
+        disk.before_each(None);
+        assert!(compacted.load(Ordering::Relaxed));
+        for key in 0..KEYS {
+            let mut reader = topic.key_reader(&key.to_le_bytes()).unwrap();
+            let mut found = 0;
+            while reader.poll(10, |_, _| found += 1).unwrap() > 0 {}
+            assert!(found > 0, "key {key}");
+        }
+        assert!(partition.index_keys().unwrap() > 0);
     }
 
     #[test]

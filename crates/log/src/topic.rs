@@ -335,6 +335,12 @@ impl Topic {
         self.current.description.growths.clone()
     }
 
+    /// How many partitions there were, oldest first, and are.
+    pub(crate) fn partition_counts(&self) -> Vec<u32> {
+        let before = self.current.description.growths.iter().map(|g| g.before);
+        before.chain([self.config().partitions]).collect()
+    }
+
     /// How often the topic's file had been changed.
     pub(crate) fn changes(&self) -> u64 {
         self.current.description.changes()

@@ -118,7 +118,7 @@ impl Topic {
         self.to_append(partition)?.retain(&rule)
     }
 
-    /// Rewrites the sealed segments of a partition with the latest record of each key: records without a key and control
+    /// Rewrites the sealed segments of a partition with the latest record of each key there: records without a key and control
     /// records stay, tombstones as long as `compaction` says. Others append and read meanwhile. With `least_dirty_percent`
     /// nothing is done unless segments that were never compacted make up so much of the sealed bytes; with `dry_run`
     /// nothing is changed.
@@ -133,7 +133,9 @@ impl Topic {
         least_dirty_percent: u64,
         dry_run: bool,
     ) -> Result<Compacted, AppendError> {
+        let counts = self.partition_counts();
         let rule = CompactRule {
+            counts: &counts,
             tombstones_passed: passed.slowest(&compaction.tombstones_until, partition),
             least_dirty_percent,
             keys_max: KEYS_MAX,

@@ -15,12 +15,13 @@ use std::{
     time::Duration,
 };
 
-use teeline_core::{Name, Offset, Partition, Sequence, time::Utc};
+use teeline_core::{Identity, Name, Offset, Partition, Sequence, time::Utc};
 use teeline_log::{
     Answer, AppendError, Compaction, DiskStorage, Log, LogOptions, NewRecord, Passed, Retention,
     Standstill, Succession, Topic, TopicConfig, Writer,
     fake::{FakeDisk, Fault, Operation},
     format::watermark::Word,
+    partition_for_key,
     storage::{Access, Storage},
 };
 use world::{EPOCH, Process, ROOT, created, options, source, topic_name};
@@ -502,4 +503,67 @@ fn who_stands_still_with_a_lock_is_named_with_the_time_since_when() {
     assert!(refused.contains("is held by process 77 since"), "{refused}");
     drop(held);
     topic.repair(P0, true).unwrap();
+}
+
+/// What a tombstone takes away stands where its key was before the topic grew, and nothing takes it from there.
+#[test]
+fn a_deleted_key_that_moved_when_the_topic_grew_does_not_come_back() {
+    let mut place = Place::new();
+    let moves = |key: &String| partition_for_key(key.as_bytes(), 3) != P0;
+    let named = |number: u32| format!("acct-{number}");
+    let moved = (0..).map(named).find(moves).unwrap();
+    let stays = (0..).map(named).find(|key| !moves(key)).unwrap();
+    let source = place.writer.source().id();
+    let mut next = 0;
+    let mut put = |place: &mut Place, key: &str, value: Option<&[u8]>| {
+        next += 1;
+        let (sequence, key) = (Sequence(next), key.as_bytes());
+        let identity = Identity {
+            source,
+            epoch: EPOCH,
+            sequence,
+        };
+        let partition = place.topic.route(&identity, Some(key));
+        let record = match value {
+            Some(value) => NewRecord::data(sequence, 1, Some(key), value),
+            None => NewRecord::tombstone(sequence, 1, key),
+        };
+        place
+            .writer
+            .append(&place.topic, partition, &[record])
+            .unwrap();
+    };
+    for key in [&moved, &stays] {
+        put(&mut place, key, Some(b"old"));
+    }
+    place.topic.grow(3, false).unwrap();
+    for key in [&moved, &stays] {
+        put(&mut place, key, None);
+    }
+    for number in 0..300 {
+        put(&mut place, &format!("filler {number}"), Some(&[7; 100]));
+    }
+    let mut passed = Passed::default();
+    for partition in place.topic.partitions() {
+        passed.insert(cache(), partition, place.topic.end(partition).unwrap());
+    }
+    let compaction = config().compaction.unwrap();
+    for partition in place.topic.partitions() {
+        let compacted = place
+            .topic
+            .compact(partition, &compaction, &passed, 0, false);
+        compacted.unwrap();
+    }
+    let read = |key: &str| {
+        let mut found = Vec::new();
+        let mut reader = place.topic.key_reader(key.as_bytes()).unwrap();
+        while reader
+            .poll(100, |_, record| found.push(record.tombstone))
+            .unwrap()
+            > 0
+        {}
+        found
+    };
+    assert_eq!(read(&moved), [false, true]);
+    assert_eq!(read(&stays), [false; 0]);
 }

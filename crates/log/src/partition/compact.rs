@@ -17,7 +17,7 @@ use crate::{
         record::{Control, Encoded, VerifiedRecords},
         state::State,
     },
-    recovery,
+    partition_for_key, recovery,
     segment::{self, SegmentReader},
     storage::{StorageError, remove_if_there},
 };
@@ -49,7 +49,9 @@ pub struct Compacted {
 
 /// By what compaction goes in one run.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CompactRule {
+pub(crate) struct CompactRule<'a> {
+    /// How many partitions the topic had, oldest first, and has.
+    pub(crate) counts: &'a [u32],
     /// Tombstones below may go.
     pub(crate) tombstones_passed: Option<Offset>,
     /// Nothing is done unless segments that were never compacted make up so many percent of the sealed bytes.
@@ -57,6 +59,19 @@ pub(crate) struct CompactRule {
     /// Keys that one pass remembers, and those of one segment.
     pub(crate) keys_max: usize,
     pub(crate) dry_run: bool,
+}
+
+impl CompactRule<'_> {
+    /// Whether a key may have older records in another partition than this one, to which it was routed later.
+    fn came_from_elsewhere(&self, key: &[u8], here: Number) -> bool {
+        let mut routes = self
+            .counts
+            .iter()
+            .map(|count| partition_for_key(key, *count))
+            .rev()
+            .skip_while(|route| *route != here);
+        routes.any(|route| route != here)
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -75,7 +90,7 @@ type Latest = HashMap<u128, Offset>;
 
 impl Partition {
     /// Compacts what is sealed.
-    pub(crate) fn compact(&self, rule: &CompactRule) -> Result<Compacted, AppendError> {
+    pub(crate) fn compact(&self, rule: &CompactRule<'_>) -> Result<Compacted, AppendError> {
         let mut done = Compacted {
             partition: self.number(),
             segments: 0,
@@ -181,44 +196,21 @@ impl Partition {
         })
     }
 
-    /// Hands every batch of a sealed segment, from its base to its end, to `f`, with its place and header.
-    pub(super) fn each_batch(
-        &self,
-        segment: Range<Offset>,
-        mut f: impl FnMut(u64, &batch::Header, &[u8]) -> Result<(), AppendError>,
-    ) -> Result<(), AppendError> {
-        let mut reader = SegmentReader::open(self.storage(), self.dir(), segment.start)?;
-        let (mut pos, mut next) = (0, segment.start);
-        while next < segment.end {
-            match reader.batch(pos)? {
-                Ok((header, bytes)) => {
-                    f(pos, &header, bytes)?;
-                    pos += u64::from(header.length);
-                    next = header.end();
-                }
-                Err(flaw) => {
-                    return Err(AppendError::Damaged(Box::new(Damage {
-                        path: reader.path().to_owned(),
-                        bytes: pos..reader.length()?.max(pos),
-                        offsets: next..segment.end,
-                        flaw,
-                    })));
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn note_latest(&self, segment: &Segment, latest: &mut Latest) -> Result<(), AppendError> {
-        self.each_batch(segment.base..segment.end, |_, header, bytes| {
-            for (record, _) in VerifiedRecords::new(bytes) {
-                if let Some(key) = record.key.filter(|_| record.control.is_none()) {
-                    let offset = Offset(header.base.0 + u64::from(record.offset_delta));
-                    latest.insert(xxhash_rust::xxh3::xxh3_128(key), offset);
+        let mut reader = SegmentReader::open(self.storage(), self.dir(), segment.base)?;
+        each_batch(
+            &mut reader,
+            segment.base..segment.end,
+            |_, header, bytes| {
+                for (record, _) in VerifiedRecords::new(bytes) {
+                    if let Some(key) = record.key.filter(|_| record.control.is_none()) {
+                        let offset = Offset(header.base.0 + u64::from(record.offset_delta));
+                        latest.insert(xxhash_rust::xxh3::xxh3_128(key), offset);
+                    }
                 }
-            }
-            Ok(())
-        })
+                Ok(())
+            },
+        )
     }
 
     /// Rewrites one segment, unless everything in it stays.
@@ -226,30 +218,36 @@ impl Partition {
         &self,
         segment: &mut Segment,
         latest: &Latest,
-        rule: &CompactRule,
+        rule: &CompactRule<'_>,
         done: &mut Compacted,
     ) -> Result<(), AppendError> {
         let mut copy = Copy::new(segment.base);
         let (mut superseded, mut tombstones, mut records_before) = (0, 0, 0);
-        self.each_batch(segment.base..segment.end, |_, header, bytes| {
-            copy.begin(header);
-            for (record, encoded) in VerifiedRecords::new(bytes) {
-                records_before += 1;
-                let offset = Offset(header.base.0 + u64::from(record.offset_delta));
-                let key = record.key.filter(|_| record.control.is_none());
-                let later = key.and_then(|key| latest.get(&xxhash_rust::xxh3::xxh3_128(key)));
-                let passed = rule.tombstones_passed.is_some_and(|passed| offset < passed);
-                if later.is_some_and(|later| *later > offset) {
-                    superseded += 1;
-                } else if record.tombstone && key.is_some() && passed {
-                    tombstones += 1;
-                } else {
-                    copy.push(&record, encoded, offset);
+        let mut reader = SegmentReader::open(self.storage(), self.dir(), segment.base)?;
+        each_batch(
+            &mut reader,
+            segment.base..segment.end,
+            |_, header, bytes| {
+                copy.begin(header);
+                for (record, encoded) in VerifiedRecords::new(bytes) {
+                    records_before += 1;
+                    let offset = Offset(header.base.0 + u64::from(record.offset_delta));
+                    let key = record.key.filter(|_| record.control.is_none());
+                    let later = key.and_then(|key| latest.get(&xxhash_rust::xxh3::xxh3_128(key)));
+                    let passed = rule.tombstones_passed.is_some_and(|passed| offset < passed);
+                    let is_of_here = |key: &[u8]| !rule.came_from_elsewhere(key, self.number());
+                    if later.is_some_and(|later| *later > offset) {
+                        superseded += 1;
+                    } else if record.tombstone && passed && key.is_some_and(is_of_here) {
+                        tombstones += 1;
+                    } else {
+                        copy.push(&record, encoded, offset);
+                    }
                 }
-            }
-            copy.end(header);
-            Ok(())
-        })?;
+                copy.end(header);
+                Ok(())
+            },
+        )?;
         if superseded + tombstones == 0 && !segment.dirty {
             return Ok(());
         }
@@ -337,6 +335,33 @@ impl Appender {
         self.replace_hint(&segment::index_path(&self.dir, base), index)?;
         Ok(true)
     }
+}
+
+/// Hands every batch of a sealed segment, from its base to its end, to `f`, with its place and header.
+pub(super) fn each_batch(
+    reader: &mut SegmentReader,
+    segment: Range<Offset>,
+    mut f: impl FnMut(u64, &batch::Header, &[u8]) -> Result<(), AppendError>,
+) -> Result<(), AppendError> {
+    let (mut pos, mut next) = (0, segment.start);
+    while next < segment.end {
+        match reader.batch(pos)? {
+            Ok((header, bytes)) => {
+                f(pos, &header, bytes)?;
+                pos += u64::from(header.length);
+                next = header.end();
+            }
+            Err(flaw) => {
+                return Err(AppendError::Damaged(Box::new(Damage {
+                    path: reader.path().to_owned(),
+                    bytes: pos..reader.length()?.max(pos),
+                    offsets: next..segment.end,
+                    flaw,
+                })));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Whether a segment has batches that are as they were appended. Those that repair has put in place of damage say nothing
@@ -478,6 +503,7 @@ mod tests {
             }
         })));
         let rule = CompactRule {
+            counts: &[1],
             tombstones_passed: None,
             least_dirty_percent: 0,
             keys_max: 20,

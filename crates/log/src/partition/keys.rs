@@ -4,7 +4,7 @@ use std::{ops::Range, path::Path, sync::Arc};
 
 use teeline_core::Offset;
 
-use super::{Partition, appender::Appender};
+use super::{Partition, appender::Appender, compact::each_batch};
 use crate::{
     AppendError,
     format::{
@@ -148,9 +148,11 @@ impl Partition {
             last_pos: 0,
             last_checksum: 0,
         };
+        // The same file in all passes: if compaction has another one put in its place meanwhile, the index does not fit that.
+        let mut reader = SegmentReader::open(self.storage(), self.dir(), segment.start)?;
         let mut pass = Some(Pass::first(sorted_max));
         while let Some(mut taking) = pass {
-            self.each_batch(segment.clone(), |pos, header, bytes| {
+            each_batch(&mut reader, segment.clone(), |pos, header, bytes| {
                 let file_pos = u32::try_from(pos).expect("segments are shorter than 4 GiB");
                 (made.last_pos, made.last_checksum) = (file_pos, header.checksum);
                 let before = header.base.0 - segment.start.0;

@@ -92,7 +92,8 @@ impl Retention {
 #[serde(deny_unknown_fields)]
 pub struct Compaction {
     /// A tombstone is dropped once all of these groups, or caches that commit like groups, have passed it. Without any,
-    /// tombstones are kept for good: nobody says who still has to see them.
+    /// tombstones are kept for good: nobody says who still has to see them. So is one whose key came to its partition when the
+    /// topic grew: what it takes away may stand in the partition where the key was before.
     #[serde(default, with = "names", skip_serializing_if = "Vec::is_empty")]
     pub tombstones_until: Vec<Name>,
 }
