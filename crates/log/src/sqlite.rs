@@ -89,7 +89,7 @@ pub enum DatabaseError {
     },
     /// SQLite's own check found damage, a value that its table does not allow, or changed tables.
     #[error(
-        "{path} is a damaged or edited {name} ({finding}): restore it from a backup or move it away"
+        "{path} is a damaged or edited {name} ({finding}): restore it from a backup or move it away, in either case with the `-wal` and `-shm` that lie beside it out of the way"
     )]
     Damaged {
         /// The file.
@@ -276,6 +276,7 @@ impl Database {
             .and_then(|()| {
                 let place = || {
                     fs::File::open(&aside)?.sync_all()?;
+                    remove_leftovers(path)?;
                     fs::rename(&aside, path)?;
                     fs::File::open(dir)?.sync_all()
                 };
@@ -448,6 +449,20 @@ fn directory_of(path: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
+/// Removes what a database that is gone from `path`, or goes now, left beside it after a kill: SQLite would apply it to
+/// whatever comes in its place.
+fn remove_leftovers(path: &Path) -> io::Result<()> {
+    for ending in ["-wal", "-shm", "-journal"] {
+        let mut name = path.as_os_str().to_owned();
+        name.push(ending);
+        match fs::remove_file(name) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// Makes the database in a directory beside `path` and links it there when it is complete. Another process that is
 /// faster wins; both made the same.
 fn create(path: &Path, schema: &Schema<'_>, mode: u32) -> Result<(), DatabaseError> {
@@ -463,15 +478,24 @@ fn create(path: &Path, schema: &Schema<'_>, mode: u32) -> Result<(), DatabaseErr
     let made = create_file(&file, mode)
         .map_err(failed)
         .and_then(|()| fill(&file, schema, path))
-        .and_then(|()| match fs::hard_link(&file, path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
-            _ => Ok(()),
-        });
+        .and_then(|()| link(&file, path).map_err(failed));
     let removed = fs::remove_dir_all(&aside);
     made?;
     removed
         .and_then(|()| fs::File::open(dir)?.sync_all())
         .map_err(failed)
+}
+
+/// Gives a database that is complete its name, unless there is one by now.
+fn link(file: &Path, path: &Path) -> io::Result<()> {
+    // What lies beside a name that is free under this lock is nobody's who was faster.
+    let dir = fs::File::open(directory_of(path))?;
+    dir.lock()?;
+    if path.try_exists()? {
+        return Ok(());
+    }
+    remove_leftovers(path)?;
+    fs::hard_link(file, path)
 }
 
 fn create_file(path: &Path, mode: u32) -> io::Result<()> {

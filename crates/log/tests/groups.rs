@@ -10,7 +10,10 @@ use std::{
 
 use rusqlite::Connection;
 use teeline_core::{Name, Offset, Partition};
-use teeline_log::groups::{CommitError, Committed, GroupOffset, Groups};
+use teeline_log::{
+    groups::{CommitError, Committed, GroupOffset, Groups},
+    sqlite::{Abort, Database, DatabaseError, Schema},
+};
 
 const MODE: u32 = 0o750;
 const P0: Partition = Partition(0);
@@ -194,6 +197,60 @@ fn a_directory_that_cannot_be_entered_is_not_one_without_groups() {
         error.contains("this user must be allowed to use them"),
         "{error}"
     );
+}
+
+/// SQLite takes what lies beside a database for its own.
+#[test]
+fn what_a_lost_database_left_after_a_kill_is_not_applied_to_the_next_one() {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, killed) = (root.path().join("groups"), root.path().join("killed"));
+    let groups = Groups::open(&dir, MODE).unwrap();
+    let (group, topic) = (name("g"), name("t"));
+    let generation = groups.claim_generation(&group, &topic, P0).unwrap();
+    groups
+        .commit(&group, &topic, P0, Offset(100), generation)
+        .unwrap();
+    fs::create_dir(&killed).unwrap();
+    for file in ["groups.db-wal", "groups.db-shm"] {
+        fs::copy(dir.join(file), killed.join(file)).unwrap();
+    }
+    assert_eq!(Groups::open(&killed, MODE).unwrap().list().unwrap(), []);
+}
+
+#[test]
+fn what_a_copy_left_after_a_kill_is_not_applied_to_the_next_copy() {
+    const SCHEMA: Schema<'_> = Schema {
+        name: "test database",
+        application_id: 7,
+        version: 1,
+        tables: &["CREATE TABLE t (a INTEGER NOT NULL)"],
+    };
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name);
+    let put = |database: &mut Database, a: i64| {
+        let put = database.write("put", |tx| {
+            tx.execute("INSERT INTO t VALUES (?1)", [a])?;
+            Ok::<_, Abort<DatabaseError>>(())
+        });
+        put.unwrap();
+    };
+    let mut database = Database::open(&at("main.db"), &SCHEMA, 0o600).unwrap();
+    put(&mut database, 1);
+    database.copy_to(&at("copy.db"), "").unwrap();
+    let mut copy = Database::open(&at("copy.db"), &SCHEMA, 0o600).unwrap();
+    put(&mut copy, 2);
+    fs::copy(at("copy.db-wal"), at("kept")).unwrap();
+    drop(copy);
+    fs::rename(at("kept"), at("copy.db-wal")).unwrap();
+    put(&mut database, 3);
+    database.copy_to(&at("copy.db"), "").unwrap();
+    let copy = Database::open_read_only(&at("copy.db"), &SCHEMA).unwrap();
+    let rows = copy.read("read", |tx| {
+        let mut rows = tx.prepare("SELECT a FROM t ORDER BY a")?;
+        rows.query_map([], |row| row.get::<_, i64>(0))?
+            .collect::<Result<Vec<_>, _>>()
+    });
+    assert_eq!(rows.unwrap(), [1, 3]);
 }
 
 #[test]
