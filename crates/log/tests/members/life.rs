@@ -177,6 +177,49 @@ fn an_observer_that_was_stopped_itself_does_not_take_the_others_for_frozen() {
     assert_eq!(sizes(&members), [2, 2]);
 }
 
+/// The others may look less often than it may be silent.
+#[test]
+fn a_newcomer_is_not_frozen_at_first_sight() {
+    let world = World::new(&[("fills", 4)]);
+    let [rare, often] = [20, 1].map(|beats| MemberOptions {
+        heartbeat: beats * HEARTBEAT,
+        frozen_after: beats * FROZEN_AFTER,
+        ..world.options()
+    });
+    let old = world.join_with(&["fills"], rare).unwrap();
+    old.beat().unwrap();
+    world.clock.turn(20 * HEARTBEAT);
+    let mut new = world.join_with(&["fills"], often).unwrap();
+    new.poll().unwrap();
+    // Not a moment has passed since it joined.
+    old.beat().unwrap();
+    new.beat().unwrap();
+    new.poll().unwrap();
+    assert_eq!(new.poll().unwrap(), Default::default());
+}
+
+/// One look may come after a stop of both.
+#[test]
+fn who_looks_rarely_finds_the_frozen_at_the_second_look_without_a_beat() {
+    let world = World::new(&[("fills", 1)]);
+    let rare = MemberOptions {
+        heartbeat: 20 * HEARTBEAT,
+        frozen_after: 20 * FROZEN_AFTER,
+        ..world.options()
+    };
+    let mut frozen = world.join(&["fills"]);
+    frozen.poll().unwrap();
+    let mut old = world.join_with(&["fills"], rare).unwrap();
+    let mut look = || {
+        world.clock.turn(20 * HEARTBEAT);
+        old.beat().unwrap();
+        old.poll().unwrap().assigned.len()
+    };
+    assert_eq!(look(), 0, "seen for the first time");
+    assert_eq!(look(), 0, "silent at one look");
+    assert_eq!(look(), 1);
+}
+
 #[test]
 fn who_does_not_poll_for_too_long_falls_silent_and_is_taken_out() {
     let world = World::new(&[("fills", 2)]);

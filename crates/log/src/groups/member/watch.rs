@@ -34,7 +34,8 @@ pub(super) struct Watch {
 #[derive(Debug)]
 struct Peer {
     page: PeerPage,
-    beats: u64,
+    /// What it said at the last look; nothing before the first one, which so takes nobody for silent.
+    beats: Option<u64>,
     /// How long that has not moved, while this process ran.
     still: Duration,
 }
@@ -114,14 +115,14 @@ impl Watch {
                     gone.push(*number);
                     continue;
                 };
-                let beats = page.beats();
-                let still = Duration::ZERO;
+                let (beats, still) = (None, Duration::ZERO);
                 self.peers.insert(*number, Peer { page, beats, still });
             }
             let peer = self.peers.get_mut(number).expect("it was put there");
-            let beats = peer.page.beats();
+            let beats = Some(peer.page.beats());
             peer.still = match beats == peer.beats {
-                true => peer.still + ran,
+                // One look may come after a stop of both: it takes two, however rarely this process looks.
+                true => peer.still + ran.min(member.frozen_after / 2),
                 false => Duration::ZERO,
             };
             peer.beats = beats;
