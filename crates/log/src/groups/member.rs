@@ -407,9 +407,9 @@ impl Member {
         }
         hold::point("member.release");
         self.shared.release(partitions)?;
-        for given in partitions {
-            self.held.remove(&(given.topic.clone(), given.partition));
-        }
+        // One that has come back since then stands there under a newer generation.
+        self.held
+            .retain(|key, generation| !partitions.contains(&held((key, generation))));
         // One of them may have come back meanwhile.
         self.shared.is_to_look.store(true, Ordering::Relaxed);
         Ok(())

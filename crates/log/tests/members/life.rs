@@ -60,6 +60,27 @@ fn a_partition_goes_over_only_when_its_owner_gives_it_back() {
     assert!(matches!(late, Err(CommitError::NotHeld { .. })), "{late:?}");
 }
 
+/// Also if it came back meanwhile.
+#[test]
+fn to_release_what_it_has_no_more_changes_nothing() {
+    let world = World::new(&[("fills", 2)]);
+    let mut one = world.join(&["fills"]);
+    one.poll().unwrap();
+    let mut two = world.join(&["fills"]);
+    one.beat().unwrap();
+    let revoked = one.poll().unwrap().revoked;
+    one.release(&revoked).unwrap();
+    two.poll().unwrap();
+    two.leave().unwrap();
+    one.beat().unwrap();
+    let back = one.poll().unwrap().assigned;
+    assert_eq!(back.len(), 1);
+    assert_eq!(back[0].partition, revoked[0].partition);
+    one.release(&revoked).unwrap();
+    assert!(one.held().any(|held| held == back[0]));
+    assert_eq!(one.poll().unwrap(), Default::default());
+}
+
 /// What was released is released, whatever becomes of the mirror of the offsets, and the others hear of it.
 #[test]
 fn what_the_database_has_is_done_though_its_mirror_cannot_follow() {
