@@ -18,7 +18,7 @@ use teeline_core::{Name, Offset, Partition, time::Clock};
 use teeline_os::{SystemClock, hold};
 
 pub(super) use self::watch::page_path;
-use self::watch::{Watch, dead_members, sweep};
+use self::watch::{Watch, dead_members, numbers_of_files, sweep};
 use super::{
     CommitError, Groups, MEMBERS_DIR_NAME, Strategy,
     mirror::Bell,
@@ -240,14 +240,13 @@ impl Member {
                 "`frozen_after` has to be at least two heartbeats, and a heartbeat longer than nothing",
             ));
         }
+        let partitions = partitions(log, &topics)?;
         let groups = log.groups()?;
         let dir = groups.dir.join(MEMBERS_DIR_NAME);
         super::create_dir(&dir, groups.mode).map_err(|source| DatabaseError::Create {
             path: dir.clone(),
             source,
         })?;
-        let (number, page) = make_page(&groups, &dir, group, &options)?;
-        let partitions = partitions(log, &topics)?;
         let row = MemberRow {
             label: options.label.clone(),
             heartbeat: options.heartbeat,
@@ -255,6 +254,8 @@ impl Member {
             topics: topics.clone(),
         };
         let gone = dead_members(&groups, &dir, group)?;
+        // Last: who is refused before leaves no file.
+        let (number, page) = make_page(&groups, &dir, group, &options)?;
         hold::point("member.named");
         let strategy = options.strategy;
         let joined = groups.lock().write("join a group in", |tx| {
@@ -279,7 +280,7 @@ impl Member {
         }
         joined?;
         hold::point("member.joined");
-        sweep(&dir, group, &gone);
+        sweep(&dir, group, &numbers_of_files(&dir, group));
         let bell = groups.ring()?;
         let now_ns = options.clock.monotonic_ns();
         let shared = Arc::new(Shared {

@@ -7,6 +7,14 @@ use teeline_log::groups::{CommitError, MemberError, MemberOptions, Strategy};
 
 use super::world::{FROZEN_AFTER, HEARTBEAT, World, create, held, name, settle, sizes};
 
+fn member_files(world: &World) -> Vec<String> {
+    let files = fs::read_dir(world.root.join("groups/members")).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.collect();
+    names.sort_unstable();
+    names
+}
+
 #[test]
 fn eight_partitions_are_shared_by_three_members_as_three_three_and_two() {
     for strategy in [Strategy::Range, Strategy::Sticky] {
@@ -106,8 +114,7 @@ fn what_the_database_has_is_done_though_its_mirror_cannot_follow() {
     two.beat().unwrap();
     assert_eq!(two.poll().unwrap().assigned.len(), 1);
     one.leave().unwrap();
-    let left = fs::read_dir(world.root.join("groups/members")).unwrap();
-    assert_eq!(left.count(), 1, "the file of who left stayed");
+    assert_eq!(member_files(&world).len(), 1, "the file of who left stayed");
 }
 
 /// Whether anybody ever had it or not.
@@ -147,8 +154,11 @@ fn who_leaves_hands_over_at_once_and_who_dies_is_noticed_at_the_next_heartbeat()
     drop(members.remove(0)); // as if killed: its lock is free
     world.turn(&mut members);
     assert_eq!(sizes(&members), [8]);
-    let left = fs::read_dir(world.root.join("groups/members")).unwrap();
-    assert_eq!(left.count(), 1, "files of those who are gone stayed");
+    assert_eq!(
+        member_files(&world).len(),
+        1,
+        "files of those who are gone stayed"
+    );
 }
 
 /// HAZARDS GD-01: who was taken for frozen and goes on commits nothing, neither back nor ahead, and is told.
@@ -325,6 +335,35 @@ fn options_and_topics_that_make_no_sense_are_refused() {
         2,
         "nobody half-joined"
     );
+}
+
+/// It may try again and again, until the topic is there.
+#[test]
+fn a_join_that_is_refused_leaves_no_file() {
+    let world = World::new(&[("fills", 2)]);
+    let _first = world.join(&["fills"]);
+    let range = MemberOptions {
+        strategy: Strategy::Range,
+        ..world.options()
+    };
+    world.join_with(&["nothing"], world.options()).unwrap_err();
+    world.join_with(&["fills"], range).unwrap_err();
+    assert_eq!(member_files(&world), ["g.1"]);
+}
+
+/// Who was killed before it was a member has a file and no row.
+#[test]
+fn whoever_joins_removes_the_files_that_nobody_of_the_group_has() {
+    let world = World::new(&[("fills", 2)]);
+    let _first = world.join(&["fills"]);
+    let dir = world.root.join("groups/members");
+    for name in ["g.70", "g.7.1", "g2.7", "g.seven"] {
+        fs::write(dir.join(name), "of nobody").unwrap();
+    }
+    let _second = world.join(&["fills"]);
+    let others = ["g.7.1", "g.seven", "g2.7"];
+    assert_eq!(member_files(&world)[..2], ["g.1", "g.2"]);
+    assert_eq!(member_files(&world)[2..], others, "not this group's");
 }
 
 /// An older copy of the database gives numbers again, of which files may be left.

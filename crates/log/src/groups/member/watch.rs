@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     path::{Path, PathBuf},
     sync::{MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
@@ -157,9 +158,21 @@ pub(super) fn dead_members(
     Ok(dead)
 }
 
-/// Removes the files of members that are gone.
-pub(super) fn sweep(dir: &Path, group: &Name, gone: &[Number]) {
-    for number in gone {
+/// The numbers that have files in `dir`: also those of who was killed before it was a member, which no row tells of.
+pub(super) fn numbers_of_files(dir: &Path, group: &Name) -> Vec<Number> {
+    let number = |file: fs::DirEntry| {
+        let name = file.file_name();
+        let (of, number) = name.to_str()?.rsplit_once('.')?;
+        number.parse().ok().filter(|_| of == group.as_str())
+    };
+    // Whoever joins next looks again.
+    let files = fs::read_dir(dir).into_iter().flatten();
+    files.flatten().filter_map(number).collect()
+}
+
+/// Removes those of their files that nobody living has.
+pub(super) fn sweep(dir: &Path, group: &Name, numbers: &[Number]) {
+    for number in numbers {
         page::sweep(&page_path(dir, group, *number));
     }
 }
