@@ -6,7 +6,7 @@
 //! heartbeat of a member.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::ErrorKind,
     path::{Path, PathBuf},
@@ -123,6 +123,23 @@ impl Mirror {
         &mut self,
         read: impl FnOnce() -> std::result::Result<Vec<GroupOffset>, E>,
     ) -> std::result::Result<(), E> {
+        self.copy_locked(read, Self::copy)
+    }
+
+    /// As [`follow`](Self::follow), of all that the database has: slots that it does not know are emptied.
+    pub(super) fn follow_all<E>(
+        &mut self,
+        read: impl FnOnce() -> std::result::Result<Vec<GroupOffset>, E>,
+    ) -> std::result::Result<(), E> {
+        self.is_behind = false;
+        self.copy_locked(read, Self::copy_all)
+    }
+
+    fn copy_locked<E>(
+        &mut self,
+        read: impl FnOnce() -> std::result::Result<Vec<GroupOffset>, E>,
+        copy: fn(&mut Self, &[GroupOffset]) -> Result<()>,
+    ) -> std::result::Result<(), E> {
         let is_locked = (0..LOCK_TRIES).any(|attempt| {
             if attempt > 0 {
                 sleep(LOCK_NAP);
@@ -134,7 +151,7 @@ impl Mirror {
             return Ok(());
         }
         let rows = read();
-        let copied = rows.map(|rows| self.copy(&rows));
+        let copied = rows.map(|rows| copy(self, &rows));
         self.latch.unlock();
         match copied {
             Ok(Ok(())) => Ok(()),
@@ -147,28 +164,6 @@ impl Mirror {
                 Err(error)
             }
         }
-    }
-
-    /// As [`follow`](Self::follow), of all that the database has: slots that it does not know are emptied.
-    pub(super) fn follow_all<E>(
-        &mut self,
-        read: impl FnOnce() -> std::result::Result<Vec<GroupOffset>, E>,
-    ) -> std::result::Result<(), E> {
-        self.is_behind = false;
-        let mut known = Vec::new();
-        self.follow(|| {
-            let rows = read()?;
-            known.extend(rows.iter().map(key));
-            Ok(rows)
-        })?;
-        if !self.is_behind {
-            for (key, place) in &self.places {
-                if !known.contains(key) {
-                    self.store(*place + slot::field::GENERATION.start(), 0);
-                }
-            }
-        }
-        Ok(())
     }
 
     fn copy(&mut self, rows: &[GroupOffset]) -> Result<()> {
@@ -189,8 +184,23 @@ impl Mirror {
         Ok(())
     }
 
-    /// Where the row stands; a new slot, if it has none.
-    fn place(&mut self, key: &Key) -> Result<usize> {
+    fn copy_all(&mut self, rows: &[GroupOffset]) -> Result<()> {
+        self.copy(rows)?;
+        let slots = self.slots()?;
+        let places = rows.iter().filter_map(|row| self.places.get(&key(row)));
+        let known: BTreeSet<_> = places.copied().collect();
+        for place in (0..slots).map(slot_at) {
+            if !known.contains(&place) {
+                self.store(place + slot::field::GENERATION.start(), 0);
+                // When the row comes back its generation is there first, and must not stand beside an old offset.
+                self.store(place + slot::field::NEXT.start(), 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// How many slots there are. Where their rows stand is known then.
+    fn slots(&mut self) -> Result<usize> {
         let slots = usize::try_from(self.load(field::SLOTS.start())).unwrap_or(usize::MAX);
         if slots
             .saturating_mul(SLOT_BYTES)
@@ -201,16 +211,22 @@ impl Mirror {
         }
         let slots = slots.min((self.mapping.len() - HEADER_BYTES) / SLOT_BYTES);
         while self.looked < slots {
-            let place = HEADER_BYTES + self.looked * SLOT_BYTES;
+            let place = slot_at(self.looked);
             if let Some(row) = row(&self.mapping, place) {
                 self.places.insert(row, place);
             }
             self.looked += 1;
         }
+        Ok(slots)
+    }
+
+    /// Where the row stands; a new slot, if it has none.
+    fn place(&mut self, key: &Key) -> Result<usize> {
+        let slots = self.slots()?;
         if let Some(place) = self.places.get(key) {
             return Ok(*place);
         }
-        let place = HEADER_BYTES + slots * SLOT_BYTES;
+        let place = slot_at(slots);
         if place + SLOT_BYTES > self.mapping.len() {
             let file = file::open_read_write(&self.path)?;
             file::reserve(&file, &self.path, 2 * self.mapping.len() as u64)?;
@@ -293,6 +309,10 @@ impl Bell {
     }
 }
 
+const fn slot_at(index: usize) -> usize {
+    HEADER_BYTES + index * SLOT_BYTES
+}
+
 fn key(row: &GroupOffset) -> Key {
     (row.group.clone(), row.topic.clone(), row.partition)
 }
@@ -338,7 +358,7 @@ pub(crate) fn read(dir: &Path, boot: u64) -> Result<Option<Vec<GroupOffset>>> {
     let slots = slots.min((mapping.len() - HEADER_BYTES) / SLOT_BYTES);
     let mut rows = Vec::new();
     for index in 0..slots {
-        let place = HEADER_BYTES + index * SLOT_BYTES;
+        let place = slot_at(index);
         // SYNC mirror-row: pairs with the release stores in `copy`; so the generation is at least that of the offset.
         let next = load(place + slot::field::NEXT.start());
         let generation = load(place + slot::field::GENERATION.start());
@@ -502,5 +522,46 @@ mod tests {
         mirror.follow_all(|| fine(&rows)).unwrap();
         mirror.follow_all(|| fine(&rows[1..])).unwrap();
         assert_eq!(read(dir.path(), BOOT).unwrap().unwrap(), rows[1..]);
+    }
+
+    #[test]
+    fn the_mirror_of_a_lost_database_tells_nothing_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let [group, topic] = ["pnl", "fills"].map(|name| name.parse().unwrap());
+        let groups = Groups::open(dir.path(), 0o750).unwrap();
+        let boot = groups.boot;
+        let generation = groups
+            .claim_generation(&group, &topic, Partition(0))
+            .unwrap();
+        groups
+            .commit(&group, &topic, Partition(0), Offset(100), generation)
+            .unwrap();
+        drop(groups);
+        fs::remove_file(dir.path().join("groups.db")).unwrap();
+        let groups = Groups::open(dir.path(), 0o750).unwrap();
+        assert_eq!(read(dir.path(), boot).unwrap().unwrap(), []);
+        for partition in [1, 0] {
+            groups
+                .claim_generation(&group, &topic, Partition(partition))
+                .unwrap();
+            assert_eq!(
+                read(dir.path(), boot).unwrap().unwrap(),
+                groups.list().unwrap()
+            );
+        }
+    }
+
+    #[test]
+    fn an_emptied_row_has_no_offset_when_it_comes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mirror = Mirror::open(dir.path(), 0o640, BOOT).unwrap();
+        mirror
+            .follow_all(|| fine(&[row("pnl", 0, Some(9), 1)]))
+            .unwrap();
+        mirror.follow_all(|| fine(&[])).unwrap();
+        // A reader that comes between the two words of the row.
+        mirror.store(HEADER_BYTES + slot::field::GENERATION.start(), 2);
+        let found = read(dir.path(), BOOT).unwrap().unwrap();
+        assert_eq!(found, [row("pnl", 0, None, 2)]);
     }
 }
