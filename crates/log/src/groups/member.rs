@@ -271,7 +271,7 @@ impl Member {
                 _ => tables::set_strategy(tx, group, strategy)?,
             }
             tables::insert(tx, group, number, &row)?;
-            tables::add_partitions(tx, group, &partitions)?;
+            tables::add_partitions(tx, group, number, &partitions)?;
             tables::rebalance(tx, group, number, &gone)?;
             Ok(())
         });

@@ -104,10 +104,10 @@ pub(super) struct GroupRow {
 }
 
 impl GroupRow {
-    /// How many partitions of a topic the group knows.
-    pub(super) fn partitions(&self, topic: &Name) -> usize {
+    /// How many partitions of a topic somebody is to read.
+    pub(super) fn shared_out(&self, topic: &Name) -> usize {
         let of_topic = self.shares.iter().filter(|share| share.topic == *topic);
-        of_topic.count()
+        of_topic.filter(|share| share.target.is_some()).count()
     }
 
     fn subscriptions(&self) -> Subscriptions {
@@ -219,6 +219,11 @@ pub(super) fn insert(
     Ok(())
 }
 
+fn is_member(tx: &Connection, group: &Name, number: Number) -> rusqlite::Result<bool> {
+    tx.prepare_cached("SELECT 1 FROM members WHERE group_name = ?1 AND member = ?2")?
+        .exists(params![group.as_str(), number])
+}
+
 /// Says how the partitions of a group are shared out from now on. Only where nobody is left who shares them out otherwise.
 pub(super) fn set_strategy(
     tx: &Connection,
@@ -230,12 +235,17 @@ pub(super) fn set_strategy(
     Ok(())
 }
 
-/// Adds partitions that topics have got since the group looked last.
+/// Adds partitions that topics have got since the group looked last. Nothing does where `by` is no member any more, as it
+/// cannot [share them out](rebalance).
 pub(super) fn add_partitions(
     tx: &Connection,
     group: &Name,
+    by: Number,
     partitions: &BTreeMap<Name, u32>,
 ) -> rusqlite::Result<()> {
+    if !is_member(tx, group, by)? {
+        return Ok(());
+    }
     let mut insert = tx.prepare_cached(
         "INSERT INTO shares (group_name, topic, partition, generation) VALUES (?1, ?2, ?3, 0) ON CONFLICT DO NOTHING",
     )?;
@@ -417,7 +427,7 @@ mod tests {
                 assert_eq!(given, expected);
                 insert(tx, &group_name, given, &member)?;
             }
-            add_partitions(tx, &group_name, &BTreeMap::from([(topic.clone(), 2)]))?;
+            add_partitions(tx, &group_name, 1, &BTreeMap::from([(topic.clone(), 2)]))?;
             assert!(rebalance(tx, &group_name, 1, &[])?);
             let owners = |tx: &Connection| -> rusqlite::Result<Vec<_>> {
                 let shares = group(tx, &group_name)?.unwrap().shares;
@@ -427,6 +437,9 @@ mod tests {
             // Each takes the other for frozen; the first one was stopped before it said so.
             assert!(rebalance(tx, &group_name, 2, &[1])?);
             assert!(!rebalance(tx, &group_name, 1, &[2])?);
+            assert_eq!(owners(tx)?, [Some(2); 2]);
+            // Nor does it write down partitions, which nobody would share out then.
+            add_partitions(tx, &group_name, 1, &BTreeMap::from([(topic.clone(), 3)]))?;
             assert_eq!(owners(tx)?, [Some(2); 2]);
             // Who leaves says so itself.
             assert!(rebalance(tx, &group_name, 2, &[2])?);

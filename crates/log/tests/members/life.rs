@@ -501,3 +501,23 @@ fn partitions_that_a_topic_gets_are_shared_out_by_whoever_sees_them_first() {
         assert!(after.contains(&held), "{held:?} was moved");
     }
 }
+
+/// As one did who was taken out between its look and its transaction.
+#[test]
+fn partitions_written_down_by_who_is_no_member_any_more_get_an_owner() {
+    let world = World::new(&[("fills", 2), ("orders", 1)]);
+    let mut member = world.join(&["fills"]);
+    member.poll().unwrap();
+    let mut fills = world.log.topic(&name("fills")).unwrap();
+    fills.grow(4, false).unwrap();
+    let groups = rusqlite::Connection::open(world.root.join("groups/groups.db")).unwrap();
+    let added = "INSERT INTO shares (group_name, topic, partition, generation) \
+                 VALUES ('g', 'fills', 2, 0), ('g', 'fills', 3, 0), ('g', 'orders', 0, 0)";
+    groups.execute_batch(added).unwrap();
+    member.beat().unwrap();
+    assert_eq!(member.poll().unwrap().assigned.len(), 2);
+    // A partition that nobody reads is none that is left over.
+    member.beat().unwrap();
+    assert_eq!(member.poll().unwrap(), Default::default());
+    assert_eq!(member.held().count(), 4);
+}

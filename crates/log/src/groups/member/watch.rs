@@ -76,13 +76,14 @@ impl Shared {
         let gone = watch.gone(&row, self, ran)?;
         drop(watch);
         let grown = partitions(&self.log, &self.topics)?;
+        // One that is written down, and that nobody is to read, is new all the same.
         let has_grown = grown
             .iter()
-            .any(|(topic, count)| row.partitions(topic) < *count as usize);
+            .any(|(topic, count)| row.shared_out(topic) < *count as usize);
         if !gone.is_empty() || has_grown {
             hold::point("member.rebalance");
             let changed = self.groups.lock().write("share out partitions in", |tx| {
-                tables::add_partitions(tx, &self.group, &grown)?;
+                tables::add_partitions(tx, &self.group, self.number, &grown)?;
                 let changed = tables::rebalance(tx, &self.group, self.number, &gone)?;
                 Ok::<_, Abort<DatabaseError>>(changed)
             })?;
