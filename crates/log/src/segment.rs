@@ -340,7 +340,10 @@ impl<'a> Walk<'a> {
         let (bytes_end, header) = match (found, following) {
             (Some((pos, header)), _) => {
                 self.cursor.file_pos = u32::try_from(pos).expect("`resync` looks no further");
-                self.cursor.offset = self.reader.begin_of(pos, &header)?.max(from.offset);
+                let begin = self.reader.begin_of(pos, &header)?;
+                // Offsets that it tells as lost may be there: it follows all the same, or this would never end.
+                let follows = begin >= from.offset;
+                self.cursor.offset = if follows { begin } else { header.base };
                 (pos, Some(header))
             }
             (None, following) => {

@@ -73,6 +73,8 @@ pub(super) struct Appender {
     pub(super) active: Option<Active>,
     pub(super) pace: Pace,
     pub(super) stopped: bool,
+    /// Whether what is remembered is all of one time: if finding out failed half-way, it begins anew.
+    pub(super) is_known: bool,
     pub(super) damage: Option<Damage>,
     pub(super) report: RecoveryReport,
     pub(super) builder: Builder,
@@ -135,6 +137,7 @@ impl Appender {
             active: None,
             pace: Pace::default(),
             stopped: false,
+            is_known: false,
             damage: None,
             report: RecoveryReport {
                 end: Offset(0),
@@ -273,7 +276,7 @@ impl Appender {
 
     /// Whether it can be appended to, as far as this process knows.
     pub(super) fn is_sound(&self) -> bool {
-        !self.stopped && self.damage.is_none()
+        !self.stopped && self.damage.is_none() && self.is_known
     }
 
     pub(super) fn refusal(&self) -> AppendError {
@@ -310,7 +313,8 @@ impl Appender {
     /// Takes in what others did, without the lock, so that little is left to do under it. Whatever is not as it should
     /// be is left to that.
     fn catch_up_ahead(&mut self) {
-        let undisturbed = is_current(&*self.page, &*self.env.storage)
+        let undisturbed = self.is_known
+            && is_current(&*self.page, &*self.env.storage)
             && self.page.load(Word::Dirty) == 0
             && self.page.load(Word::Term) == self.state.term;
         let end = Offset(self.page.load(Word::End));
@@ -327,7 +331,8 @@ impl Appender {
             self.stopped = true;
             return Err(self.refusal());
         }
-        if !current
+        if !self.is_known
+            || !current
             || self.page.load(Word::Dirty) != 0
             || self.page.load(Word::Term) != self.state.term
             || self.page.load(Word::Durable) > self.page.load(Word::End)

@@ -238,7 +238,7 @@ impl Appender {
     }
 
     /// The next recovery point, to be taken aside: where the log ends now.
-    fn plan_recovery_point(&mut self) -> Result<RecoveryPoint, StorageError> {
+    pub(super) fn plan_recovery_point(&mut self) -> Result<RecoveryPoint, StorageError> {
         let written = self.written()?;
         let underway = self.syncer.begin_recovery_point();
         Ok(RecoveryPoint {

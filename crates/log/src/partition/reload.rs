@@ -27,14 +27,10 @@ impl Appender {
         self.in_turn_as_found(Self::reload_in_turn)
     }
 
-    /// Whoever had the turn to sync before died with it: checks what is cached, and writes and syncs it once more. What
-    /// this process is about to append stays prepared.
+    /// Whoever had the turn to sync before died with it: checks what is cached, and writes and syncs it once more.
     pub(super) fn write_again(&mut self) -> Result<(), AppendError> {
         let end = self.end.offset;
-        let builder = mem::take(&mut self.builder);
-        let done = self.reload_in_turn(true);
-        self.builder = builder;
-        done?;
+        self.reload_in_turn(true)?;
         match &self.damage {
             Some(damage) => Err(AppendError::Damaged(Box::new(damage.clone()))),
             // Something was gone, so that the next record has another offset than was taken for it.
@@ -44,6 +40,16 @@ impl Appender {
     }
 
     fn reload_in_turn(&mut self, doubtful: bool) -> Result<(), AppendError> {
+        // Recovery may have a record of its own to write; what is about to be appended stays prepared.
+        let prepared = mem::take(&mut self.builder);
+        self.is_known = false;
+        let done = self.find_out(doubtful);
+        self.is_known = done.is_ok();
+        self.builder = prepared;
+        done
+    }
+
+    fn find_out(&mut self, doubtful: bool) -> Result<(), AppendError> {
         let env = Arc::clone(&self.env);
         let storage = &*env.storage;
         let dir = self.dir.clone();
@@ -57,8 +63,10 @@ impl Appender {
         }
         self.refresh_state()?;
         if current {
-            // Retention may have died between the state and the page.
+            // Retention may have died between the state and the page, and a sync of the state may have failed. Whoever found it
+            // to be newer than the page says would read it again in the middle of recovery.
             self.page.store(Word::LogStart, self.state.log_start.0)?;
+            self.page.store(Word::StateNumber, self.state.number)?;
         }
         self.remove_passed()?;
         let page_end = Offset(self.page.load(Word::End));
@@ -124,7 +132,6 @@ impl Appender {
             && found.end.offset == page_end
             && page_durable <= page_end;
         if settled {
-            self.page.store(Word::StateNumber, self.state.number)?;
             return Ok(());
         }
         if found.damage.is_some() {
@@ -132,7 +139,11 @@ impl Appender {
                 self.page.store(Word::Dirty, dirty)?;
                 self.page.wake(Word::Wake)?;
             }
-            return self.show_damaged(&found, current);
+            if !current {
+                // The page stays one of before: whoever recovers, once this is repaired, goes by the ceiling.
+                self.durable = found.readable_end;
+            }
+            return Ok(());
         }
         let answered_end = if current && is_reachable(page_end, self.state.recovery.offset) {
             page_end
@@ -212,19 +223,6 @@ impl Appender {
         ] {
             self.page.store(word, value)?;
         }
-        Ok(())
-    }
-
-    /// Lets readers see what can be read around damage. Nothing is changed in the files.
-    pub(super) fn show_damaged(&mut self, found: &Found, current: bool) -> Result<(), AppendError> {
-        if current {
-            // Others may be appending who have not met the damage; the page is theirs.
-            return Ok(());
-        }
-        self.durable = found.readable_end;
-        self.found_page(found.readable_end)?;
-        self.page.store(Word::Dirty, 0)?;
-        self.page.wake(Word::Wake)?;
         Ok(())
     }
 
@@ -354,4 +352,257 @@ fn is_reachable(end: Offset, recovery: Offset) -> bool {
 fn vouches(durable: Offset, end: Offset, recovery: Offset) -> bool {
     const RECORDS_MAX: u64 = SCAN_BYTES_MAX / record::BYTES_MIN as u64;
     durable <= end && durable.0 <= recovery.0.saturating_add(RECORDS_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        sync::{Arc, Mutex, mpsc},
+        thread,
+        time::Duration,
+    };
+
+    use teeline_core::{Epoch, Offset, Partition, Sequence};
+
+    use crate::{
+        Answer, AppendError, Durability, Log, LogOptions, NewRecord, Succession, Topic,
+        TopicConfig,
+        fake::{FakeDisk, Fault, Operation, written_topic},
+        format::{
+            batch::{Builder, Place},
+            record::{Control, Fields},
+            watermark::Word,
+        },
+        segment,
+    };
+
+    const P0: Partition = Partition(0);
+
+    fn open(disk: &FakeDisk) -> (Log, Topic) {
+        let log = Log::open_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+        let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+        (log, topic)
+    }
+
+    fn opened(disk: &FakeDisk) -> Topic {
+        open(disk).1
+    }
+
+    /// A topic whose answers come before the sync, with three records.
+    fn left_to_os(disk: &FakeDisk) -> (Log, Topic) {
+        let log = Log::create_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+        let config = TopicConfig {
+            durability: Durability::LeaveToOs,
+            segment_bytes: 64 << 10,
+            ..TopicConfig::default()
+        };
+        let topic = log.create_topic(&"fills".parse().unwrap(), &config);
+        let topic = topic.unwrap();
+        for number in 1..=3 {
+            append(&topic, number).unwrap();
+        }
+        (log, topic)
+    }
+
+    fn append(topic: &Topic, value: u8) -> Result<Answer, AppendError> {
+        let value = [value; 100];
+        let record = NewRecord::data(Sequence::NONE, 1, None, &value);
+        let answer = topic.append_unidentified(P0, &[record])?;
+        Ok(answer.answers[0])
+    }
+
+    fn values(topic: &Topic) -> Vec<u8> {
+        let mut values = Vec::new();
+        let mut reader = topic.reader(P0, Offset(0)).unwrap();
+        while reader
+            .poll(10, |record| {
+                if record.control.is_none() {
+                    values.push(record.value[0]);
+                }
+            })
+            .unwrap()
+            > 0
+        {}
+        values
+    }
+
+    /// A power cut takes what was answered and not synced; the first opening meets damage, too, which is repaired or goes away by
+    /// itself. HAZARDS LG-05: the offsets are not given again.
+    #[test]
+    fn offsets_that_were_answered_are_not_given_again_behind_damage() {
+        for repairs in [true, false] {
+            let disk = FakeDisk::new(1);
+            let (log, topic) = left_to_os(&disk);
+            log.close().unwrap();
+            topic.recover(P0).unwrap();
+            let partition = topic.to_append(P0).unwrap();
+            let end = partition.with_appender(|appender| Ok(appender.end));
+            let answered: Vec<_> = (4..=6).map(|n| append(&topic, n).unwrap()).collect();
+            disk.cut_power();
+            let path = segment::log_path(partition.dir(), Offset(0));
+            let mut bytes = disk.bytes(&path);
+            bytes[end.unwrap().file_pos as usize..].fill(0);
+            let sound = bytes.clone();
+            bytes[70] ^= 1;
+            disk.set_bytes(&path, &bytes);
+            let (log, topic) = open(&disk);
+            let refused = append(&topic, 7);
+            assert!(
+                matches!(refused, Err(AppendError::Damaged(_))),
+                "{refused:?}"
+            );
+            let answer = if repairs {
+                opened(&disk).repair(P0, true).unwrap();
+                append(&topic, 8)
+            } else {
+                let source = "gw1.fills".parse().unwrap();
+                let writer = log.writer(&source, Epoch(1), Succession::AfterDrain);
+                disk.set_bytes(&path, &sound);
+                // It is prepared in front of the recovery, which has a record of its own to write.
+                let record = NewRecord::data(Sequence(1), 1, None, &[8; 100]);
+                let answer = writer.unwrap().append(&topic, P0, &[record]);
+                answer.map(|answer| answer.answers[0])
+            };
+            let answer = answer.unwrap();
+            assert!(
+                !answered.contains(&answer),
+                "{answer:?}, repaired: {repairs}"
+            );
+            let found = values(&topic);
+            assert!(found.ends_with(&[8]), "{found:?}, repaired: {repairs}");
+        }
+    }
+
+    /// Repair moves batches, and whoever has the partition open finds out anew where it ends. What it remembers after it failed in
+    /// that is of two times.
+    #[test]
+    fn who_failed_to_find_out_anew_begins_once_more() {
+        for nth in 1.. {
+            let (disk, topic, mut writer) = written_topic(64 << 10);
+            for number in 1..=10 {
+                let record = NewRecord::data(Sequence(number), 1, None, &[7; 100]);
+                writer.append(&topic, P0, &[record]).unwrap();
+            }
+            drop(writer);
+            let other = opened(&disk);
+            other.recover(P0).unwrap();
+            let dir = topic.to_append(P0).unwrap().dir().to_owned();
+            let path = segment::log_path(&dir, Offset(0));
+            let mut bytes = disk.bytes(&path);
+            bytes[300] ^= 1;
+            disk.set_bytes(&path, &bytes);
+            topic.repair(P0, true).unwrap();
+            disk.fail(Fault {
+                operation: Operation::Store,
+                path_contains: "watermark".to_owned(),
+                nth,
+                kind: io::ErrorKind::Other,
+            });
+            let first = append(&other, 1);
+            if disk.take_failed() == 0 {
+                assert!(nth > 10);
+                break;
+            }
+            append(&other, 2).unwrap();
+            disk.cut_power();
+            let found = values(&opened(&disk));
+            let stored = usize::from(first.is_ok());
+            assert!(
+                found.len() >= 9 + 1 + stored && found.ends_with(&[2]),
+                "{nth}: {found:?}"
+            );
+        }
+    }
+
+    /// A slot of `state` whose sync failed got to the device all the same; the page does not know of it.
+    #[test]
+    fn every_recovery_begins_a_new_term_whatever_became_of_the_state() {
+        for seed in 0..20 {
+            let disk = FakeDisk::new(seed);
+            let (_log, topic) = left_to_os(&disk);
+            let partition = topic.to_append(P0).unwrap();
+            let planned = partition.with_appender(|appender| {
+                appender.locked(|appender| Ok(appender.plan_recovery_point()?))
+            });
+            let reader = opened(&disk).reader(P0, Offset(0)).unwrap();
+            let reader = Arc::new(Mutex::new(reader));
+            let other = opened(&disk);
+            other.recover(P0).unwrap();
+            // Others append and read while `state` is synced aside.
+            let (tail, mut is_over) = (Arc::clone(&reader), false);
+            disk.before_each(Some(Box::new(move |step| {
+                if !is_over && step.operation == Operation::Sync && step.path.ends_with("state") {
+                    is_over = true;
+                    for number in 4..=6 {
+                        append(&other, number).unwrap();
+                    }
+                    while tail.lock().unwrap().poll(10, |_| ()).unwrap() > 0 {}
+                }
+            })));
+            let term = || partition.page().unwrap().unwrap().load(Word::Term);
+            let before = term();
+            disk.fail(Fault {
+                operation: Operation::Sync,
+                path_contains: "/state".to_owned(),
+                nth: 1,
+                kind: io::ErrorKind::Other,
+            });
+            let done = partition.take_recovery_point_aside(&planned.unwrap());
+            disk.before_each(None);
+            assert!(matches!(done, Err(AppendError::Stopped { .. })), "{done:?}");
+            topic.reopen(P0).unwrap();
+            assert!(term() > before, "seed {seed}");
+            for number in 7..=9 {
+                append(&topic, number).unwrap();
+            }
+            while reader.lock().unwrap().poll(10, |_| ()).unwrap() > 0 {}
+        }
+    }
+
+    /// A batch with sound checksums tells offsets as lost that are there.
+    #[test]
+    fn a_forged_batch_that_reaches_back_is_passed_over() {
+        let (disk, topic, mut writer) = written_topic(64 << 10);
+        for number in 1..=10 {
+            let record = NewRecord::data(Sequence(number), 1, None, b"x");
+            writer.append(&topic, P0, &[record]).unwrap();
+        }
+        let partition = topic.to_append(P0).unwrap();
+        let end = partition
+            .with_appender(|appender| Ok(appender.end))
+            .unwrap();
+        let path = segment::log_path(partition.dir(), Offset(0));
+        let mut builder = Builder::default();
+        builder.clear();
+        builder.push(Fields {
+            control: Some(Control::Lost {
+                first: Offset(5),
+                last: Offset(99),
+            }),
+            ..Fields::default()
+        });
+        let (forged, _) = builder.finish(Place {
+            base: Offset(100),
+            term: end.term,
+            durable: Offset(60),
+            previous: end.previous,
+        });
+        let mut bytes = disk.bytes(&path);
+        bytes[end.file_pos as usize..][..forged.len()].copy_from_slice(forged);
+        disk.set_bytes(&path, &bytes);
+        disk.cut_power();
+        let (done, is_done) = mpsc::channel();
+        thread::spawn(move || {
+            let topic = opened(&disk);
+            let recovered = topic.recover(P0).unwrap();
+            let repaired = topic.repair(P0, false).unwrap();
+            done.send((recovered.damage, repaired.damages)).unwrap();
+        });
+        // Not a limit of speed: without the rule it never ends.
+        let (damage, damages) = is_done.recv_timeout(Duration::from_secs(60)).unwrap();
+        let damage = damage.unwrap();
+        assert_eq!(damage.offsets, Offset(10)..Offset(100));
+        assert_eq!(damages, [damage]);
+    }
 }
