@@ -442,7 +442,8 @@ fn open_progress(
         }
     };
     let file = storage.open(&path, Access::Write)?;
-    // Whoever wrote the slot may have died before the sync.
+    // Whoever wrote the slot may have died before the sync, or it failed: then only what is written anew is synced.
+    file.write_at(slot.file_pos(), &slot.encode())?;
     file.sync()?;
     Ok(ProgressFile { file, slot })
 }

@@ -4,12 +4,12 @@
 
 mod world;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc, time::Duration};
 
 use teeline_core::{Epoch, Offset, Partition, Sequence};
 use teeline_log::{
-    Answer, AppendError, Control, Damage, Durability, Log, LogOptions, NewRecord, ReadError,
-    Severity, Succession, Topic, TopicConfig,
+    Answer, AppendError, Control, Damage, Durability, Log, LogOptions, NewRecord, Progress,
+    ReadError, Severity, Succession, Topic, TopicConfig,
     fake::{FakeDisk, Fault, Operation},
     format::{batch, state::State},
     storage::{Access, Storage as _},
@@ -870,6 +870,39 @@ fn a_batch_with_a_refused_record_stores_nothing() {
         "{stored:?}"
     );
     assert_eq!(topic.end(P0).unwrap(), Offset(6));
+}
+
+/// HAZARDS LG-09: a progress whose sync failed may stand in the cache alone. Whoever believes it writes it once more.
+#[test]
+fn a_progress_whose_sync_failed_is_durable_before_the_next_writer_has_it() {
+    for seed in 0..20 {
+        let disk = FakeDisk::new(seed);
+        let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
+        let open = |log: &Log| {
+            log.writer(&source(0), EPOCH, Succession::AfterDrain)
+                .unwrap()
+        };
+        let mut writer = open(&log);
+        let progress = Progress {
+            through: Sequence(7),
+            skipped: 7,
+            ended: true,
+            ..writer.progress()
+        };
+        disk.fail(Fault {
+            operation: Operation::Sync,
+            path_contains: ".progress".to_owned(),
+            nth: 1,
+            kind: io::ErrorKind::Other,
+        });
+        writer.store_progress(&progress).unwrap_err();
+        drop(writer);
+        let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
+        let said = open(&log).progress();
+        disk.cut_power();
+        let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
+        assert_eq!(open(&log).progress(), said, "seed {seed}");
+    }
 }
 
 /// A partition that holds a later epoch fences an older one, even if the older one's writer was let in elsewhere.
