@@ -500,6 +500,8 @@ impl Log {
             drop(storage.remove(&aside));
             return Err(error);
         }
+        // One that was opened under this name is gone.
+        self.opened_topics().remove(name);
         self.topic(name)
     }
 
@@ -510,8 +512,14 @@ impl Log {
     pub fn topic(&self, name: &Name) -> Result<Topic, TopicError> {
         let mut topics = self.opened_topics();
         if let Some(topic) = topics.get_mut(name) {
-            topic.refresh()?;
-            return Ok(topic.clone());
+            let refreshed = topic.refresh();
+            if let Err(TopicError::NotFound(_)) = refreshed {
+                // Removed: one that is made under this name later is another one.
+                topics.remove(name);
+            } else {
+                refreshed?;
+                return Ok(topic.clone());
+            }
         }
         let topic = Topic::open(self.env(), name)?;
         topics.insert(name.clone(), topic.clone());

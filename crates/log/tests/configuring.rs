@@ -44,6 +44,38 @@ fn config() -> TopicConfig {
     }
 }
 
+/// Nobody offers that, but directories can be removed.
+#[test]
+fn a_topic_made_again_under_a_name_is_not_the_one_that_was_removed() {
+    let disk = created(1, &config());
+    let mut process = Process::on(&disk, 0);
+    let mut other = Process::on(&disk, 1);
+    process.send(1..=3);
+    other.send(1..=3);
+    let storage = disk.process();
+    storage.remove(&Path::new(ROOT).join("fills")).unwrap();
+    assert!(other.log.topic(&topic_name()).is_err());
+    process.topic = process.log.create_topic(&topic_name(), &config()).unwrap();
+    process.send(4..=6);
+    let fresh = Process::on(&disk, 2).topic;
+    for topic in [fresh.clone(), other.log.topic(&topic_name()).unwrap()] {
+        assert_eq!(topic.end(P0).unwrap(), Offset(3));
+    }
+    // Whoever still has the files that are gone gets no new ones beside the others.
+    let key = key();
+    let record = NewRecord::data(Sequence(99), 1, Some(&key), &[7; 3000]);
+    let appended = (0..3).map(|_| other.writer.append(&other.topic, P0, &[record]));
+    let error = appended.filter_map(Result::err).next().unwrap().to_string();
+    assert!(
+        error.contains("was removed or replaced while it was open"),
+        "{error}"
+    );
+    assert_eq!(fresh.end(P0).unwrap(), Offset(3));
+    other.topic.reopen(P0).unwrap();
+    other.send(100..=100);
+    assert_eq!(fresh.end(P0).unwrap(), Offset(4));
+}
+
 fn indexes(disk: &FakeDisk) -> usize {
     let files = disk.files(ROOT.as_ref()).into_iter();
     let is_index = |path: &std::path::PathBuf| path.extension().is_some_and(|e| e == "keys");

@@ -4,6 +4,7 @@
 //! what is written while a sync is under way shares the next one. The order of locks is: partition, then sync.
 
 use std::{
+    io,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
@@ -208,9 +209,18 @@ impl Syncer {
         })
     }
 
-    /// Waits for the turn.
+    /// Waits for the turn to do more than to sync: nobody does that who still has the files of a partition that is not there
+    /// any more.
     pub(super) fn turn(&self, patience: Duration) -> Result<Turn<'_>, AppendError> {
-        self.until(patience, || self.try_turn())
+        let turn = self.until(patience, || self.try_turn())?;
+        if self.lock.is_in_place()? {
+            return Ok(turn);
+        }
+        let text = format!(
+            "{} was removed or replaced while it was open: reopen the topic",
+            self.dir.display()
+        );
+        Err(StorageError::new(&self.dir, io::ErrorKind::Other, text).into())
     }
 
     /// Gives the turn up and wakes who waits for it, or for what was done in it.
