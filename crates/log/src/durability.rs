@@ -25,8 +25,8 @@ pub enum Durability {
     /// of whichever process they come from.
     SyncEachBatch,
     /// Within this time, by a thread of the log that appended, whether or not more is appended; or at once by
-    /// [`Topic::sync`](crate::Topic::sync). If that process is killed, another that has the partition open for
-    /// appending does it in its place; if there is none, it is left to the next one.
+    /// [`Topic::sync`](crate::Topic::sync). If that process is killed, another that appended to the partition, too, does it
+    /// in its place; if there is none, it is left to the next one.
     SyncEvery(Duration),
     /// When the kernel writes it out, or every 16 MiB by a thread of the log that appended.
     LeaveToOs,

@@ -82,6 +82,16 @@ impl fmt::Debug for Partition {
     }
 }
 
+impl Drop for Partition {
+    fn drop(&mut self) {
+        let is_in_time = matches!(self.config.durability, Durability::SyncEvery(_));
+        if is_in_time && self.storage().has_threads() {
+            // The thread that would do it looks after it no more. An error comes up again when it is opened.
+            drop(self.sync_if_due(Duration::ZERO));
+        }
+    }
+}
+
 /// What a process remembers of a partition that it appends to, and nothing before it is opened; for one thread at a time.
 struct Slot<'a>(MutexGuard<'a, Option<Appender>>);
 

@@ -7,7 +7,8 @@ use std::{collections::BTreeMap, thread, time::Duration};
 use teeline_core::{Epoch, Offset, Partition, Sequence, SourceId, SourceName};
 use teeline_log::fake::{FakeDisk, Fault, Operation};
 use teeline_log::{
-    Answer, AppendError, Durability, Log, LogOptions, NewRecord, Succession, Topic, TopicConfig,
+    Access, Answer, AppendError, Durability, Log, LogOptions, NewRecord, Succession, Topic,
+    TopicConfig,
 };
 
 const P0: Partition = Partition(0);
@@ -136,6 +137,24 @@ fn what_is_written_is_synced_in_time_while_nobody_appends() {
             reader.wait(Duration::from_millis(1)).unwrap();
         }
     }
+}
+
+/// As well when all that the process had of the log is gone, and it lives on.
+#[test]
+fn what_is_written_is_synced_when_the_log_is_dropped() {
+    let (_dir, log, topic) = log(Durability::SyncEvery(Duration::from_secs(3600)), 1 << 20);
+    let record = NewRecord::data(Sequence::NONE, 1, None, b"a fill");
+    topic.append_unidentified(P0, &[record]).unwrap();
+    let root = log.root().to_owned();
+    drop((topic, log));
+    let read_only = LogOptions {
+        access: Access::Read,
+        ..options()
+    };
+    let log = Log::open(&root, &read_only).unwrap();
+    let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    assert_eq!(topic.end(P0).unwrap(), Offset(1));
+    assert_eq!(topic.durable(P0).unwrap(), Offset(1));
 }
 
 /// Segments are prepared aside while others are written, and get their names in turn.
