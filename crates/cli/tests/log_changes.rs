@@ -5,11 +5,12 @@ mod run;
 
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-use run::teeline;
+use run::{teeline, wait_for};
 use serde_json::Value;
 use teeline_log::{Log, LogOptions};
 use tempfile::TempDir;
@@ -57,6 +58,13 @@ impl Place {
             command = command.arg(arg);
         }
         command
+    }
+}
+
+fn here() -> LogOptions {
+    LogOptions {
+        any_filesystem: true,
+        ..LogOptions::default()
     }
 }
 
@@ -244,14 +252,7 @@ fn dump_shows_batches_and_what_is_none() {
 fn groups_that_committed_are_listed_with_their_lag() {
     let place = Place::new(&[]);
     place.append(&[], &lines(0..15));
-    let log = teeline_log::Log::open(
-        place.root(),
-        &teeline_log::LogOptions {
-            any_filesystem: true,
-            ..teeline_log::LogOptions::default()
-        },
-    )
-    .unwrap();
+    let log = Log::open(place.root(), &here()).unwrap();
     let (group, topic) = ("positions".parse().unwrap(), "fills".parse().unwrap());
     let groups = log.groups().unwrap();
     let zero = teeline_core::Partition(0);
@@ -272,14 +273,7 @@ fn groups_that_committed_are_listed_with_their_lag() {
 fn members_are_listed_with_what_they_read() {
     let place = Place::new(&[]);
     place.append(&[], &lines(0..15));
-    let log = teeline_log::Log::open(
-        place.root(),
-        &teeline_log::LogOptions {
-            any_filesystem: true,
-            ..teeline_log::LogOptions::default()
-        },
-    )
-    .unwrap();
+    let log = Log::open(place.root(), &here()).unwrap();
     let options = teeline_log::groups::MemberOptions {
         label: "host a".to_owned(),
         ..teeline_log::groups::MemberOptions::default()
@@ -439,6 +433,42 @@ fn partitions_are_added_by_command_and_what_was_there_is_not_stored_again() {
     assert!(fewer.contains("it can only get more"), "{fewer}");
 }
 
+/// Lines that were routed by the old number of partitions, and wait for their batch, are routed anew in the order of their
+/// numbers.
+#[test]
+fn a_topic_grows_while_a_batch_is_gathered() {
+    for by in [&[][..], &["--key-separator", "="]] {
+        let place = Place::new(&["--partitions", "2"]);
+        let mut append = teeline(["log", "append", "--source", "gw1.fills", "--batch", "200"]);
+        for arg in by {
+            append = append.arg(arg);
+        }
+        let mut append = append
+            .arg(place.root())
+            .arg("fills")
+            .command()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let log = Log::open(place.root(), &here()).unwrap();
+        let source = "gw1.fills".parse().unwrap();
+        wait_for("the writer lives", || {
+            log.resume(&source).unwrap().writer_alive
+        });
+        let grow = ["grow", "fills", "--partitions", "3"];
+        place.verb(&grow).run().fine();
+        let mut pipe = append.stdin.take().unwrap();
+        pipe.write_all(lines(0..300).as_bytes()).unwrap();
+        drop(pipe);
+        assert!(append.wait().unwrap().success(), "{by:?}");
+        let read = place.verb(&["read", "fills"]).run().fine().objects();
+        assert_eq!(read.len(), 300);
+        let sources = place.verb(&["sources"]).run().fine().objects();
+        assert_eq!(sources[0]["through"], 300);
+    }
+}
+
 #[test]
 fn a_topic_is_configured_by_command_and_what_cannot_change_is_said() {
     let place = Place::new(&["--segment-bytes", "64K"]);
@@ -590,11 +620,7 @@ fn a_source_is_forgotten_by_command_and_its_records_stay() {
         place.verb(&[&verb[..], args].concat()).run()
     };
     // Another process that has the topic open, and knows both.
-    let here = LogOptions {
-        any_filesystem: true,
-        ..LogOptions::default()
-    };
-    let log = Log::open(place.root(), &here).unwrap();
+    let log = Log::open(place.root(), &here()).unwrap();
     let source = "gw1.fills".parse().unwrap();
     assert_eq!(log.resume(&source).unwrap().partitions.len(), 2);
     let looked = forget(&["--dry-run"]).fine().objects().remove(0);
@@ -768,11 +794,7 @@ fn read_by_key_prints_the_records_of_one_key() {
             .fine();
         place.append(&by, &lines(300..400));
         // A process that ends at once may leave it to others to make indexes.
-        let here = LogOptions {
-            any_filesystem: true,
-            ..LogOptions::default()
-        };
-        let log = Log::open(place.root(), &here).unwrap();
+        let log = Log::open(place.root(), &here()).unwrap();
         log.look_after().unwrap();
         drop(log);
         let read = place

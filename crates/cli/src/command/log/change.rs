@@ -472,6 +472,10 @@ fn route_anew(
             waiting.entry(partition).or_default().push(line);
         }
     }
+    // Numbers rise within a batch, and these lines come from several partitions. What has no number keeps its order.
+    for lines in waiting.values_mut() {
+        lines.sort_by_key(|line| line.sequence);
+    }
 }
 
 /// What retention goes by.
