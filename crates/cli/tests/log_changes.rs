@@ -159,6 +159,43 @@ fn lines_of_a_source_are_stored_once_however_often_they_are_appended() {
     );
 }
 
+/// A number that is none, or that no other follows, would make records that are stored again each time.
+#[test]
+fn numbers_are_from_one_to_the_last_there_is() {
+    let place = Place::new(&[]);
+    let append = |options: &[&str]| {
+        let file = place.base.path().join("lines");
+        fs::write(&file, "one\ntwo\nthree\n").unwrap();
+        let args = ["append", "fills", file.to_str().unwrap(), "--source", "s"];
+        place.verb(&[&args[..], options].concat()).run()
+    };
+    let last = (1_u64 << 62).to_string();
+    let behind = ((1_u64 << 62) + 1).to_string();
+    for option in ["--from", "--epoch"] {
+        for number in ["0", &behind, &u64::MAX.to_string()] {
+            let refused = append(&[option, number]);
+            assert_eq!(refused.status, 2, "{option} {number}");
+            assert!(refused.stderr.contains("is not in 1..="), "{refused:?}");
+        }
+    }
+    let from = ((1_u64 << 62) - 1).to_string();
+    for _ in 0..2 {
+        let over = append(&["--from", &from, "--batch", "1"]).refused();
+        assert!(
+            over.contains(&format!("line 3 would get the number {behind}")),
+            "{over}"
+        );
+    }
+    let over = append(&[]).refused();
+    assert!(over.contains("line 1 would get the number"), "{over}");
+    let read = place.verb(&["read", "fills"]).run().fine().objects();
+    let numbers: Vec<_> = read
+        .iter()
+        .map(|line| line["sequence"].to_string())
+        .collect();
+    assert_eq!(numbers, [from, last]);
+}
+
 #[test]
 fn retain_says_first_and_drops_then() {
     let place = Place::new(&["--segment-bytes", "4096", "--durability", "leave-to-os"]);

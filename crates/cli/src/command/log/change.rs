@@ -13,7 +13,7 @@ use serde::Serialize;
 use teeline_core::{Epoch, Identity, Name, Partition, Sequence, SourceId, SourceName};
 use teeline_log::{
     Answer as AppendAnswer, AppendError, Compaction, Durability, Log, LogOptions, NewRecord,
-    Progress, Retention, Succession, Topic, TopicConfig, Writer,
+    Progress, Retention, Succession, Topic, TopicConfig, Writer, format::NUMBER_MAX,
 };
 
 use crate::output::{Answer, Failure, Output};
@@ -206,11 +206,11 @@ pub(crate) struct AppendArgs {
     /// lines are given again with --from. Without it, records have no identity and no repeat is noticed.
     #[arg(long)]
     source: Option<SourceName>,
-    /// With --source: the number of the first line.
-    #[arg(long, requires = "source")]
+    /// With --source: the number of the first line. Numbers begin at 1.
+    #[arg(long, requires = "source", value_parser = clap::value_parser!(u64).range(1..=NUMBER_MAX))]
     from: Option<u64>,
     /// With --source: in which life of the source; otherwise the one on record, or the first.
-    #[arg(long, requires = "source")]
+    #[arg(long, requires = "source", value_parser = clap::value_parser!(u64).range(1..=NUMBER_MAX))]
     epoch: Option<u64>,
     /// Key of every record.
     #[arg(long, conflicts_with = "key_separator")]
@@ -340,6 +340,12 @@ impl AppendArgs {
         for (number, line) in (first..).zip(input.split(b'\n')) {
             let line =
                 line.map_err(|error| Failure::new(format!("cannot read a line: {error}")))?;
+            if number > NUMBER_MAX {
+                return Err(Failure::new(format_args!(
+                    "line {} would get the number {number}, and {NUMBER_MAX} is the last: go on with a later --epoch",
+                    done.lines + 1
+                )));
+            }
             let (key, value) = self.split(line)?;
             let sequence = Sequence(number);
             let partition = match self.partition {
@@ -376,7 +382,7 @@ impl AppendArgs {
             .map_err(Failure::new)?;
         let of_epoch = point.partitions.iter().filter(|last| last.epoch == epoch);
         let last = of_epoch.map(|last| last.sequence.0).max().unwrap_or(0);
-        Ok((writer, self.from.unwrap_or(last + 1)))
+        Ok((writer, self.from.unwrap_or(last.saturating_add(1))))
     }
 
     fn split(&self, line: Vec<u8>) -> Result<(Option<Vec<u8>>, Vec<u8>), Failure> {
