@@ -29,6 +29,9 @@ pub(crate) enum Failure {
     /// Whoever read standard output has gone away, as `head` does: no reason to complain, every reason to stop.
     #[error("standard output was closed")]
     ClosedPipe,
+    /// Something failed that was told on standard error when it did, and the verb went on.
+    #[error("something failed, as was told")]
+    Told,
 }
 
 impl Failure {
@@ -62,6 +65,7 @@ impl Answer {
         match answer {
             Ok(Self::Fine) | Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
             Ok(Self::No) => ExitCode::from(1),
+            Err(Failure::Told) => ExitCode::from(2),
             Err(failure) => {
                 complain(&failure);
                 ExitCode::from(2)

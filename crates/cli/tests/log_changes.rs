@@ -223,6 +223,78 @@ fn retain_says_first_and_drops_then() {
     assert!(unnamed.contains("name one"), "{unnamed}");
 }
 
+/// What fails in one topic or partition is told, and keeps a verb from none of the others; what was done is printed.
+#[test]
+fn verbs_over_all_topics_go_on_behind_what_fails() {
+    let options = ["--segment-bytes", "4096", "--durability", "leave-to-os"];
+    let place = Place::new(&options);
+    let bytes = ["--keep-bytes", "16K"];
+    place
+        .verb(&[&["configure", "fills"], &bytes[..]].concat())
+        .run()
+        .fine();
+    place.append(&["--batch", "10"], &lines(0..800));
+    for args in [
+        &["audit", "--partitions", "2", "--keep-bytes", "16K"][..],
+        &["broken"],
+        &["caches", "--partitions", "2", "--compact"],
+        &["latest", "--compact"],
+    ] {
+        place.verb(&[&["create"], args].concat()).run().fine();
+    }
+    for path in ["audit/0/state", "broken/topic.toml", "caches/0/state"] {
+        fs::write(place.root().join(path), "nonsense").unwrap();
+    }
+    let run = |verb: &str, told: &[&str]| {
+        let ran = teeline(["log", verb]).arg(place.root()).run();
+        assert_eq!(ran.status, 2, "{ran:?}");
+        assert_eq!(ran.stderr.lines().count(), told.len(), "{ran:?}");
+        for path in told {
+            assert!(ran.stderr.contains(path), "{ran:?}");
+        }
+        let rows = ran.stdout.lines().map(|line| {
+            let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+            words
+        });
+        rows.collect::<Vec<_>>()
+    };
+    let places = |rows: &[Vec<String>]| {
+        let places = rows.iter().map(|row| format!("{}/{}", row[0], row[1]));
+        places.skip(1).collect::<Vec<_>>()
+    };
+    let retained = run(
+        "retain",
+        &["broken/topic.toml", "audit/0/state", "caches/0/state"],
+    );
+    assert_eq!(
+        places(&retained),
+        ["audit/1", "caches/1", "fills/0", "latest/0"]
+    );
+    assert_ne!(retained[3][4], "0", "segments were dropped: {retained:?}");
+    assert_eq!(
+        places(&run("compact", &["broken/topic.toml", "caches/0/state"])),
+        ["caches/1", "latest/0"]
+    );
+    let listed = run(
+        "topics",
+        &["broken/topic.toml", "audit/0/state", "caches/0/state"],
+    );
+    assert!(listed.iter().any(|row| row[0] == "fills"), "{listed:?}");
+    let sound = run("repair", &["broken/topic.toml"])
+        .into_iter()
+        .map(|row| row[0].clone());
+    let sound: Vec<_> = sound.filter(|place| place.contains('/')).collect();
+    assert!(sound.contains(&"fills/0:".to_owned()), "{sound:?}");
+
+    // One that is asked for by name is all there is to tell of.
+    let named = place.verb(&["retain", "audit"]).run();
+    assert_eq!(named.status, 2, "{named:?}");
+    assert_eq!(named.stderr.lines().count(), 1, "{named:?}");
+    assert_eq!(named.objects().len(), 1);
+    let unreadable = place.verb(&["retain", "broken"]).run().refused();
+    assert!(unreadable.contains("broken/topic.toml"), "{unreadable}");
+}
+
 #[test]
 fn compact_keeps_the_latest_record_of_each_key() {
     let place = Place::new(&["--segment-bytes", "4096", "--compact"]);

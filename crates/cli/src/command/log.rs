@@ -4,6 +4,7 @@
 pub(crate) mod change;
 mod configure;
 mod dump;
+mod each;
 mod groups;
 mod grow;
 mod moment;
@@ -20,10 +21,11 @@ use clap::Subcommand;
 use serde::Serialize;
 use teeline_core::{Name, Offset, Partition, SourceId, SourceName};
 use teeline_log::{
-    Control, KeyReader, Log, LogOptions, Reader, Record, Severity, Topic, groups::GroupOffset,
+    Control, KeyReader, Log, LogOptions, ReadError, Reader, Record, Severity, Topic,
+    groups::GroupOffset,
 };
 
-use self::configure::Settings;
+use self::{configure::Settings, each::Each};
 use crate::{
     command::bytes::{Excerpt, hex},
     output::{Answer, Failure, Output},
@@ -230,12 +232,10 @@ struct TopicLine {
     settings: Settings,
 }
 
-fn topics(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
-    let mut rows = Vec::new();
-    let mut stopped = Vec::new();
-    for topic in log.topics().map_err(Failure::new)? {
+impl TopicLine {
+    fn of(topic: &Topic) -> Result<Self, ReadError> {
         let config = topic.config();
-        let mut line = TopicLine {
+        let mut line = Self {
             topic: topic.name().to_string(),
             partitions: config.partitions,
             durability: config.durability.to_string(),
@@ -246,15 +246,25 @@ fn topics(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
             settings: Settings::of(&config),
         };
         for partition in topic.partitions() {
-            let start = topic.start(partition).map_err(Failure::new)?;
-            let end = topic.high_watermark(partition).map_err(Failure::new)?;
+            let (start, end) = (topic.start(partition)?, topic.high_watermark(partition)?);
             line.records += end.0.saturating_sub(start.0);
             line.high_watermarks.push(end.0);
-            if topic.is_stopped(partition).map_err(Failure::new)? {
+            if topic.is_stopped(partition)? {
                 line.stopped.push(partition.0);
-                stopped.push(format!("{}/{partition}", topic.name()));
             }
         }
+        Ok(line)
+    }
+}
+
+fn topics(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
+    let (mut each, mut rows, mut stopped) = (Each::default(), Vec::new(), Vec::new());
+    for topic in each.topics(log, None)? {
+        let Some(line) = each.done(TopicLine::of(&topic)) else {
+            continue;
+        };
+        let here = line.stopped.iter();
+        stopped.extend(here.map(|partition| format!("{}/{partition}", line.topic)));
         if out.is_json() {
             out.object(&line)?;
         } else {
@@ -276,7 +286,7 @@ fn topics(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
             ))?;
         }
     }
-    Ok(Answer::Fine)
+    each.end(Answer::Fine)
 }
 
 /// One reader per partition that was asked for.

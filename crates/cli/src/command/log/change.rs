@@ -16,6 +16,7 @@ use teeline_log::{
     Progress, Retention, Succession, Topic, TopicConfig, Writer, format::NUMBER_MAX,
 };
 
+use super::each::Each;
 use crate::output::{Answer, Failure, Output};
 
 pub(super) fn open(root: &Path) -> Result<Log, Failure> {
@@ -514,14 +515,6 @@ struct RetainedLine {
     clock_jump_ns: Option<i64>,
 }
 
-/// The topics that a verb is about.
-pub(super) fn topics(log: &Log, name: Option<&Name>) -> Result<Vec<Topic>, Failure> {
-    match name {
-        Some(name) => Ok(vec![topic(log, name)?]),
-        None => log.topics().map_err(Failure::new),
-    }
-}
-
 impl RetainArgs {
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let log = open(&self.root)?;
@@ -529,8 +522,8 @@ impl RetainArgs {
         if !given.keeps_all() && self.topic.is_none() {
             return Err(Failure::new("a policy is given for no topic: name one"));
         }
-        let (mut rows, mut jump) = (Vec::new(), None);
-        for topic in topics(&log, self.topic.as_ref())? {
+        let (mut each, mut rows, mut jump) = (Each::default(), Vec::new(), None);
+        for topic in each.topics(&log, self.topic.as_ref())? {
             let config = topic.config();
             let policy = if given.keeps_all() {
                 &config.retention
@@ -538,11 +531,14 @@ impl RetainArgs {
                 &given
             };
             let passed = log.passed(topic.name(), &policy.passed_by);
-            let passed = passed.map_err(Failure::new)?;
+            let Some(passed) = each.done(passed) else {
+                continue;
+            };
             for partition in topic.partitions() {
-                let done = topic
-                    .retain(partition, policy, &passed, self.dry_run)
-                    .map_err(Failure::new)?;
+                let done = topic.retain(partition, policy, &passed, self.dry_run);
+                let Some(done) = each.done(done) else {
+                    continue;
+                };
                 jump = jump.or(done.jump);
                 let line = RetainedLine {
                     topic: topic.name().to_string(),
@@ -591,7 +587,7 @@ impl RetainArgs {
                 ))?;
             }
         }
-        Ok(Answer::Fine)
+        each.end(Answer::Fine)
     }
 }
 
@@ -623,8 +619,8 @@ struct CompactedLine {
 impl CompactArgs {
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
         let log = open(&self.root)?;
-        let mut rows = Vec::new();
-        for topic in topics(&log, self.topic.as_ref())? {
+        let (mut each, mut rows) = (Each::default(), Vec::new());
+        for topic in each.topics(&log, self.topic.as_ref())? {
             let config = topic.config();
             let compaction = match (&config.compaction, &self.topic) {
                 (Some(compaction), _) => compaction.clone(),
@@ -637,11 +633,14 @@ impl CompactArgs {
                 (None, None) => continue,
             };
             let passed = log.passed(topic.name(), &compaction.tombstones_until);
-            let passed = passed.map_err(Failure::new)?;
+            let Some(passed) = each.done(passed) else {
+                continue;
+            };
             for partition in topic.partitions() {
-                let done = topic
-                    .compact(partition, &compaction, &passed, 0, self.dry_run)
-                    .map_err(Failure::new)?;
+                let done = topic.compact(partition, &compaction, &passed, 0, self.dry_run);
+                let Some(done) = each.done(done) else {
+                    continue;
+                };
                 let line = CompactedLine {
                     topic: topic.name().to_string(),
                     partition: partition.0,
@@ -684,7 +683,7 @@ impl CompactArgs {
             ];
             out.table(&heads, &rows)?;
         }
-        Ok(Answer::Fine)
+        each.end(Answer::Fine)
     }
 }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 use teeline_core::{Name, Partition, Sequence, SourceName};
 use teeline_log::{Finding, Repaired, RepairedSource, Topic};
 
-use super::change;
+use super::{change, each::Each};
 use crate::output::{Answer, Failure, Output};
 
 /// What is repaired.
@@ -77,9 +77,9 @@ impl RepairArgs {
         } else {
             super::open(&self.root)?
         };
-        let mut sound = true;
+        let (mut each, mut sound) = (Each::default(), true);
         let topics = match self.source {
-            None => change::topics(&log, self.topic.as_ref())?,
+            None => each.topics(&log, self.topic.as_ref())?,
             Some(_) => Vec::new(),
         };
         for topic in topics {
@@ -88,7 +88,9 @@ impl RepairArgs {
                 None => topic.partitions().collect(),
             };
             for partition in partitions {
-                let done = topic.repair(partition, self.apply).map_err(Failure::new)?;
+                let Some(done) = each.done(topic.repair(partition, self.apply)) else {
+                    continue;
+                };
                 sound &= done.is_sound();
                 tell(&topic, &done, out)?;
             }
@@ -99,13 +101,14 @@ impl RepairArgs {
             (None, Some(_)) => Vec::new(),
         };
         for source in sources {
-            let done = log
-                .repair_source(&source, self.through.map(Sequence), self.apply)
-                .map_err(Failure::new)?;
+            let done = log.repair_source(&source, self.through.map(Sequence), self.apply);
+            let Some(done) = each.done(done) else {
+                continue;
+            };
             sound &= done.is_sound();
             tell_source(&done, out)?;
         }
-        Ok(if sound || self.apply {
+        each.end(if sound || self.apply {
             Answer::Fine
         } else {
             Answer::No
