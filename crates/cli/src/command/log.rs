@@ -1,6 +1,7 @@
 //! `teeline log`: look at a log and look after it. Verbs that look take no lock and change nothing, and the log's own
 //! writers may go on; so they may while the others work, which wait for a partition as any writer does.
 
+mod append;
 pub(crate) mod change;
 mod configure;
 mod dump;
@@ -42,7 +43,7 @@ pub(crate) enum LogVerb {
     /// Make a log, or a topic in it.
     Create(change::CreateArgs),
     /// Append lines as records.
-    Append(change::AppendArgs),
+    Append(append::AppendArgs),
     /// Print the records of a topic.
     Read {
         /// The log's directory.

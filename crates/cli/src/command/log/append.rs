@@ -1,0 +1,310 @@
+//! `teeline log append`: lines become records.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, BufRead, BufReader},
+    path::PathBuf,
+};
+
+use clap::Args;
+use serde::Serialize;
+use teeline_core::{Epoch, Identity, Name, Partition, Sequence, SourceId, SourceName};
+use teeline_log::{
+    Answer as AppendAnswer, AppendError, Log, NewRecord, Progress, Succession, Topic, Writer,
+    format::NUMBER_MAX,
+};
+
+use super::change::{open, topic};
+use crate::output::{Answer, Failure, Output};
+
+/// What is appended.
+#[derive(Debug, Args)]
+pub(crate) struct AppendArgs {
+    /// The log's directory.
+    root: PathBuf,
+    /// The topic.
+    topic: Name,
+    /// The file whose lines become records; standard input if it is left out.
+    file: Option<PathBuf>,
+    /// Append as this source: its numbers go on behind its last record, so that each line is stored once if the same
+    /// lines are given again with --from. Without it, records have no identity and no repeat is noticed.
+    #[arg(long)]
+    source: Option<SourceName>,
+    /// With --source: the number of the first line. Numbers begin at 1.
+    #[arg(long, requires = "source", value_parser = clap::value_parser!(u64).range(1..=NUMBER_MAX))]
+    from: Option<u64>,
+    /// With --source: in which life of the source; otherwise the one on record, or the first.
+    #[arg(long, requires = "source", value_parser = clap::value_parser!(u64).range(1..=NUMBER_MAX))]
+    epoch: Option<u64>,
+    /// Key of every record.
+    #[arg(long, conflicts_with = "key_separator")]
+    key: Option<String>,
+    /// What separates key and value in a line.
+    #[arg(long)]
+    key_separator: Option<String>,
+    /// The partition; otherwise by key, or by number.
+    #[arg(long, short)]
+    partition: Option<u32>,
+    /// The application's message type.
+    #[arg(long = "type", default_value_t = 0)]
+    kind: u16,
+    /// Lines per batch.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    batch: u32,
+}
+
+#[derive(Serialize, Default)]
+struct AppendedLine {
+    lines: u64,
+    stored: u64,
+    duplicate: u64,
+    /// End of what is durable, per partition that was appended to.
+    durable: BTreeMap<u32, u64>,
+    /// Of the stored ones and of the others, those that the source's progress did not account for before.
+    #[serde(skip)]
+    stored_ahead: u64,
+    #[serde(skip)]
+    duplicate_ahead: u64,
+}
+
+impl AppendedLine {
+    /// Says with a failure how far it came.
+    fn tell(&self, failure: Failure) -> Failure {
+        match failure {
+            Failure::Reason(reason) if self.stored > 0 => Failure::new(format_args!(
+                "{reason}; of the lines before, {} were stored",
+                self.stored
+            )),
+            failure => failure,
+        }
+    }
+
+    /// Records that the lines from `first` on are accounted for, unless some in front of them are not.
+    fn note_progress(&self, writer: &mut Writer, first: u64) -> Result<(), Failure> {
+        let before = writer.progress();
+        let end = first + self.lines;
+        if first > before.through.0 + 1 || end <= before.through.0 + 1 {
+            return Ok(());
+        }
+        let now = Progress {
+            through: Sequence(end - 1),
+            routed: before.routed + self.stored_ahead,
+            duplicate: before.duplicate + self.duplicate_ahead,
+            ..before
+        };
+        writer.store_progress(&now).map_err(Failure::new)
+    }
+}
+
+/// Under which identity a line is routed.
+fn identity(writer: Option<&Writer>, sequence: Sequence) -> Identity {
+    let nobody = (SourceId(0), Epoch(0));
+    let (source, epoch) = writer.map_or(nobody, |writer| (writer.source().id(), writer.epoch()));
+    Identity {
+        source,
+        epoch,
+        sequence,
+    }
+}
+
+/// A line that waits for its batch.
+struct Line {
+    sequence: Sequence,
+    key: Option<Vec<u8>>,
+    value: Vec<u8>,
+}
+
+impl AppendArgs {
+    pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
+        let log = open(&self.root)?;
+        let mut topic = topic(&log, &self.topic)?;
+        let (mut writer, first) = match &self.source {
+            Some(source) => {
+                let (writer, first) = self.writer(&log, source)?;
+                (Some(writer), first)
+            }
+            None => (None, 1),
+        };
+        let mut done = AppendedLine::default();
+        let appended = self.append(&mut topic, writer.as_mut(), first, &mut done);
+        appended.map_err(|failure| done.tell(failure))?;
+        if let Some(writer) = &mut writer {
+            done.note_progress(writer, first)?;
+        }
+        log.close().map_err(Failure::new)?;
+        if out.is_json() {
+            out.object(&done)?;
+        } else {
+            out.line(format_args!(
+                "{} lines: {} stored, {} were there already",
+                done.lines, done.stored, done.duplicate
+            ))?;
+        }
+        Ok(Answer::Fine)
+    }
+
+    /// Appends the lines, the first of them under the number `first`.
+    fn append(
+        &self,
+        topic: &mut Topic,
+        mut writer: Option<&mut Writer>,
+        first: u64,
+        done: &mut AppendedLine,
+    ) -> Result<(), Failure> {
+        let input: Box<dyn BufRead> = match &self.file {
+            None => Box::new(io::stdin().lock()),
+            Some(path) => {
+                let file = File::open(path)
+                    .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+                Box::new(BufReader::new(file))
+            }
+        };
+        let mut waiting: BTreeMap<Partition, Vec<Line>> = BTreeMap::new();
+        let mut count = 0;
+        for (number, line) in (first..).zip(input.split(b'\n')) {
+            let line =
+                line.map_err(|error| Failure::new(format!("cannot read a line: {error}")))?;
+            if number > NUMBER_MAX {
+                return Err(Failure::new(format_args!(
+                    "line {} would get the number {number}, and {NUMBER_MAX} is the last: go on with a later --epoch",
+                    done.lines + 1
+                )));
+            }
+            let (key, value) = self.split(line)?;
+            let sequence = Sequence(number);
+            let partition = match self.partition {
+                Some(partition) => Partition(partition),
+                None => topic.route(&identity(writer.as_deref(), sequence), key.as_deref()),
+            };
+            done.lines += 1;
+            waiting.entry(partition).or_default().push(Line {
+                sequence: if self.source.is_some() {
+                    sequence
+                } else {
+                    Sequence::NONE
+                },
+                key,
+                value,
+            });
+            count += 1;
+            if count == self.batch {
+                count = 0;
+                self.flush(writer.as_deref_mut(), topic, &mut waiting, done)?;
+            }
+        }
+        self.flush(writer, topic, &mut waiting, done)
+    }
+
+    /// The writer of a source, and the number of the next record.
+    fn writer(&self, log: &Log, source: &SourceName) -> Result<(Writer, u64), Failure> {
+        let point = log.resume(source).map_err(Failure::new)?;
+        let recorded = point.progress.map(|progress| progress.epoch.0);
+        let stored = point.partitions.iter().map(|last| last.epoch.0).max();
+        let epoch = Epoch(self.epoch.or(recorded.max(stored)).unwrap_or(1));
+        let writer = log
+            .writer(source, epoch, Succession::AfterDrain)
+            .map_err(Failure::new)?;
+        let of_epoch = point.partitions.iter().filter(|last| last.epoch == epoch);
+        let last = of_epoch.map(|last| last.sequence.0).max().unwrap_or(0);
+        Ok((writer, self.from.unwrap_or(last.saturating_add(1))))
+    }
+
+    fn split(&self, line: Vec<u8>) -> Result<(Option<Vec<u8>>, Vec<u8>), Failure> {
+        let Some(separator) = &self.key_separator else {
+            return Ok((self.key.as_ref().map(|key| key.clone().into_bytes()), line));
+        };
+        let at = line
+            .windows(separator.len().max(1))
+            .position(|part| part == separator.as_bytes());
+        let at = at.ok_or_else(|| {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            Failure::new(format!("no `{separator}` in the line `{line}`"))
+        })?;
+        let (key, rest) = line.split_at(at);
+        let value = rest.get(separator.len()..).unwrap_or_default();
+        Ok((Some(key.to_vec()), value.to_vec()))
+    }
+
+    fn flush(
+        &self,
+        mut writer: Option<&mut Writer>,
+        topic: &mut Topic,
+        waiting: &mut BTreeMap<Partition, Vec<Line>>,
+        done: &mut AppendedLine,
+    ) -> Result<(), Failure> {
+        let through = writer.as_ref().map(|writer| writer.progress().through);
+        while let Some((partition, lines)) = waiting.pop_first() {
+            let batch: Vec<_> = lines
+                .iter()
+                .map(|line| {
+                    NewRecord::data(line.sequence, self.kind, line.key.as_deref(), &line.value)
+                })
+                .collect();
+            let answer = match (&mut writer, self.partition) {
+                (Some(writer), Some(_)) => writer.append_placed(topic, partition, &batch),
+                (Some(writer), None) => writer.append(topic, partition, &batch),
+                (None, _) => topic.append_unidentified(partition, &batch),
+            };
+            let answer = match answer {
+                Err(AppendError::Grown { .. }) => {
+                    topic.refresh().map_err(Failure::new)?;
+                    if self.partition.is_some() {
+                        waiting.insert(partition, lines);
+                    } else {
+                        route_anew(writer.as_deref(), topic, partition, lines, waiting);
+                    }
+                    continue;
+                }
+                answer => answer.map_err(Failure::new)?,
+            };
+            for (line, one) in lines.iter().zip(&answer.answers) {
+                let is_ahead = u64::from(through < Some(line.sequence));
+                match one {
+                    AppendAnswer::Stored { .. } => {
+                        done.stored += 1;
+                        done.stored_ahead += is_ahead;
+                    }
+                    AppendAnswer::Duplicate { .. } => {
+                        done.duplicate += 1;
+                        done.duplicate_ahead += is_ahead;
+                    }
+                    other => {
+                        let number = line.sequence;
+                        return Err(Failure::new(format!(
+                            "number {number} was refused: {other:?}; nothing of its batch was stored"
+                        )));
+                    }
+                }
+            }
+            done.durable.insert(partition.0, answer.durable.0);
+        }
+        Ok(())
+    }
+}
+
+/// Sorts lines of `partition`, to which they were routed before the topic grew, and all that wait in the same way.
+fn route_anew(
+    writer: Option<&Writer>,
+    topic: &Topic,
+    partition: Partition,
+    lines: Vec<Line>,
+    waiting: &mut BTreeMap<Partition, Vec<Line>>,
+) {
+    let others = std::mem::take(waiting);
+    for (before, lines) in std::iter::once((partition, lines)).chain(others) {
+        for line in lines {
+            let identity = identity(writer, line.sequence);
+            // What has neither key nor number is at home anywhere.
+            let partition = match &line.key {
+                None if line.sequence == Sequence::NONE => before,
+                key => topic.route(&identity, key.as_deref()),
+            };
+            waiting.entry(partition).or_default().push(line);
+        }
+    }
+    // Numbers rise within a batch, and these lines come from several partitions. What has no number keeps its order.
+    for lines in waiting.values_mut() {
+        lines.sort_by_key(|line| line.sequence);
+    }
+}
