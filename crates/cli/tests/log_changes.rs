@@ -12,7 +12,8 @@ use std::{
 
 use run::{teeline, wait_for};
 use serde_json::Value;
-use teeline_log::{Log, LogOptions};
+use teeline_core::{Epoch, Partition, Sequence};
+use teeline_log::{Log, LogOptions, NewRecord, Succession};
 use tempfile::TempDir;
 
 struct Place {
@@ -540,6 +541,49 @@ fn partitions_are_added_by_command_and_what_was_there_is_not_stored_again() {
         .run()
         .refused();
     assert!(fewer.contains("it can only get more"), "{fewer}");
+}
+
+/// What is in the log without a hole is accounted for, however the appends ended that stored it.
+#[test]
+fn progress_goes_on_behind_an_append_that_failed() {
+    let place = Place::new(&["--partitions", "3"]);
+    let by = ["--source", "gw1.fills", "--key-separator", "="];
+    let append = |lines: &str| {
+        let file = place.base.path().join("lines");
+        fs::write(&file, lines).unwrap();
+        let args = ["append", "fills", file.to_str().unwrap(), "--batch", "50"];
+        place.verb(&[&args[..], &by].concat()).run()
+    };
+    let progress = || {
+        let told = place.verb(&["sources"]).run().fine().objects().remove(0);
+        ["through", "routed", "duplicate"].map(|figure| told[figure].as_u64().unwrap())
+    };
+    append(&(lines(0..120) + "nokey\n")).refused();
+    assert_eq!(progress(), [100, 100, 0], "the last batch was not whole");
+    append(&lines(100..130)).fine();
+    assert_eq!(progress(), [130, 130, 0]);
+
+    // One that was killed noted nothing.
+    let log = Log::open(place.root(), &here()).unwrap();
+    let source = "gw1.fills".parse().unwrap();
+    let mut writer = log
+        .writer(&source, Epoch(1), Succession::AfterDrain)
+        .unwrap();
+    let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    let mut store = |number: u64| {
+        let record = NewRecord::data(Sequence(number), 0, None, b"value");
+        let partition = Partition(u32::try_from(number % 3).unwrap());
+        writer.append_placed(&topic, partition, &[record]).unwrap();
+    };
+    (131..=1_000).for_each(&mut store);
+    store(1_002);
+    drop(writer);
+    append("").fine();
+    assert_eq!(progress(), [1_000, 1_000, 0], "1001 is missing");
+    let late = ["--source", "gw1.fills", "--from", "1001", "-p", "2"];
+    assert_eq!(place.append(&late, "value\n")["stored"], 1);
+    append(&lines(0..1)).fine();
+    assert_eq!(progress(), [1_003, 1_003, 0]);
 }
 
 /// Lines that were routed by the old number of partitions, and wait for their batch, are routed anew in the order of their

@@ -8,6 +8,7 @@ mod dump;
 mod each;
 mod groups;
 mod grow;
+mod in_a_row;
 mod moment;
 mod repair;
 mod sources;

@@ -11,11 +11,14 @@ use clap::Args;
 use serde::Serialize;
 use teeline_core::{Epoch, Identity, Name, Partition, Sequence, SourceId, SourceName};
 use teeline_log::{
-    Answer as AppendAnswer, AppendError, Log, NewRecord, Progress, Succession, Topic, Writer,
+    Answer as AppendAnswer, AppendError, Log, NewRecord, Succession, Topic, Writer,
     format::NUMBER_MAX,
 };
 
-use super::change::{open, topic};
+use super::{
+    change::{open, topic},
+    in_a_row::stored_behind,
+};
 use crate::output::{Answer, Failure, Output};
 
 /// What is appended.
@@ -61,11 +64,18 @@ struct AppendedLine {
     duplicate: u64,
     /// End of what is durable, per partition that was appended to.
     durable: BTreeMap<u32, u64>,
-    /// Of the stored ones and of the others, those that the source's progress did not account for before.
+    /// How many of the stored ones, and of the others, the source's progress did not account for before.
     #[serde(skip)]
-    stored_ahead: u64,
+    ahead: Ahead,
+    /// So many lines are in the log, with all in front of them, and what of them is ahead.
     #[serde(skip)]
-    duplicate_ahead: u64,
+    flushed: (u64, Ahead),
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Ahead {
+    stored: u64,
+    duplicate: u64,
 }
 
 impl AppendedLine {
@@ -80,19 +90,27 @@ impl AppendedLine {
         }
     }
 
-    /// Records that the lines from `first` on are accounted for, unless some in front of them are not.
-    fn note_progress(&self, writer: &mut Writer, first: u64) -> Result<(), Failure> {
+    /// Records how far the source has come, with the lines from `first` on that are in the log: as far as no number is
+    /// missing.
+    fn note_progress(&self, log: &Log, writer: &mut Writer, first: u64) -> Result<(), Failure> {
         let before = writer.progress();
-        let end = first + self.lines;
-        if first > before.through.0 + 1 || end <= before.through.0 + 1 {
+        let mut now = before;
+        let uncounted = first.saturating_sub(now.through.0 + 1);
+        if uncounted > 0 {
+            let stored = stored_behind(log, writer, now.through, uncounted)?;
+            now.through.0 += stored;
+            now.routed += stored;
+        }
+        let (lines, ahead) = self.flushed;
+        let end = first + lines;
+        if (first..end).contains(&(now.through.0 + 1)) {
+            now.through = Sequence(end - 1);
+            now.routed += ahead.stored;
+            now.duplicate += ahead.duplicate;
+        }
+        if now == before {
             return Ok(());
         }
-        let now = Progress {
-            through: Sequence(end - 1),
-            routed: before.routed + self.stored_ahead,
-            duplicate: before.duplicate + self.duplicate_ahead,
-            ..before
-        };
         writer.store_progress(&now).map_err(Failure::new)
     }
 }
@@ -128,10 +146,13 @@ impl AppendArgs {
         };
         let mut done = AppendedLine::default();
         let appended = self.append(&mut topic, writer.as_mut(), first, &mut done);
+        // Also where it did not end well: what was stored by then is.
+        let noted = match &mut writer {
+            Some(writer) => done.note_progress(&log, writer, first),
+            None => Ok(()),
+        };
         appended.map_err(|failure| done.tell(failure))?;
-        if let Some(writer) = &mut writer {
-            done.note_progress(writer, first)?;
-        }
+        noted?;
         log.close().map_err(Failure::new)?;
         if out.is_json() {
             out.object(&done)?;
@@ -263,11 +284,11 @@ impl AppendArgs {
                 match one {
                     AppendAnswer::Stored { .. } => {
                         done.stored += 1;
-                        done.stored_ahead += is_ahead;
+                        done.ahead.stored += is_ahead;
                     }
                     AppendAnswer::Duplicate { .. } => {
                         done.duplicate += 1;
-                        done.duplicate_ahead += is_ahead;
+                        done.ahead.duplicate += is_ahead;
                     }
                     other => {
                         let number = line.sequence;
@@ -279,6 +300,7 @@ impl AppendArgs {
             }
             done.durable.insert(partition.0, answer.durable.0);
         }
+        done.flushed = (done.lines, done.ahead);
         Ok(())
     }
 }
