@@ -543,6 +543,23 @@ fn partitions_are_added_by_command_and_what_was_there_is_not_stored_again() {
     assert!(fewer.contains("it can only get more"), "{fewer}");
 }
 
+/// The line that is to blame is named, in words, and not one beside it.
+#[test]
+fn a_refused_line_is_named_with_what_to_do() {
+    let place = Place::new(&[]);
+    place.append(&["--source", "gw1.fills"], "one\ntwo\nthree\n");
+    let file = place.base.path().join("lines");
+    fs::write(&file, "one\ntwo\n3\nfour\n").unwrap();
+    let append = ["append", "fills", file.to_str().unwrap()];
+    let by = ["--source", "gw1.fills", "--from", "1"];
+    let refused = place.verb(&[&append[..], &by].concat()).run().refused();
+    assert!(
+        refused.contains("fills/0: number 3 is stored at offset 2 with other bytes: "),
+        "{refused}"
+    );
+    assert!(refused.contains("leave --from out"), "{refused}");
+}
+
 /// What is in the log without a hole is accounted for, however the appends ended that stored it.
 #[test]
 fn progress_goes_on_behind_an_append_that_failed() {

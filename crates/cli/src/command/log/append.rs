@@ -279,7 +279,14 @@ impl AppendArgs {
                 }
                 answer => answer.map_err(Failure::new)?,
             };
-            for (line, one) in lines.iter().zip(&answer.answers) {
+            let answers = || lines.iter().zip(&answer.answers);
+            if let Some(why) = answers().find_map(|(line, one)| refusal(line.sequence, one)) {
+                return Err(Failure::new(format_args!(
+                    "{}/{partition}: {why}; nothing of its batch was stored",
+                    self.topic
+                )));
+            }
+            for (line, one) in answers() {
                 let is_ahead = u64::from(through < Some(line.sequence));
                 match one {
                     AppendAnswer::Stored { .. } => {
@@ -290,18 +297,30 @@ impl AppendArgs {
                         done.duplicate += 1;
                         done.ahead.duplicate += is_ahead;
                     }
-                    other => {
-                        let number = line.sequence;
-                        return Err(Failure::new(format!(
-                            "number {number} was refused: {other:?}; nothing of its batch was stored"
-                        )));
-                    }
+                    _ => {}
                 }
             }
             done.durable.insert(partition.0, answer.durable.0);
         }
         done.flushed = (done.lines, done.ahead);
         Ok(())
+    }
+}
+
+/// Why a line was refused, and what to do; `None` if it was not, or only since another one of its batch was.
+fn refusal(number: Sequence, answer: &AppendAnswer) -> Option<String> {
+    match answer {
+        AppendAnswer::Stored { .. } | AppendAnswer::Duplicate { .. } | AppendAnswer::Failed => None,
+        AppendAnswer::Conflict { offset } => Some(format!(
+            "number {number} is stored at offset {offset} with other bytes: give it the line that it had, or leave --from out \
+             to go on behind what is stored"
+        )),
+        AppendAnswer::OutOfOrder { last } => Some(format!(
+            "number {number} comes behind number {last}: append in the order of the numbers"
+        )),
+        AppendAnswer::Fenced { on_record, offered } => Some(format!(
+            "epoch {offered} of the source is over, since epoch {on_record} has begun: leave --epoch out to go on in that"
+        )),
     }
 }
 
