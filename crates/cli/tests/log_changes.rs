@@ -543,6 +543,29 @@ fn partitions_are_added_by_command_and_what_was_there_is_not_stored_again() {
     assert!(fewer.contains("it can only get more"), "{fewer}");
 }
 
+/// Lines go into as many batches as they need, and one that no record can hold is not read to its end.
+#[test]
+fn long_lines_are_appended_and_endless_ones_refused() {
+    const MOST: usize = (1 << 20) - 64 - 64;
+    let place = Place::new(&["--segment-bytes", "1M", "--partitions", "2"]);
+    let long = ("x".repeat(300 << 10) + "\n").repeat(20);
+    let by = ["--source", "gw1.fills"];
+    assert_eq!(place.append(&by, &long)["stored"], 20);
+    let longest = "y".repeat(MOST - 5);
+    assert_eq!(place.append(&["--key", "key-5"], &longest)["stored"], 1);
+    let longest = longest + "zzzzz";
+    assert_eq!(place.append(&by, &(longest.clone() + "\n"))["stored"], 1);
+    let file = place.base.path().join("lines");
+    fs::write(&file, "short\n".to_owned() + &longest + "z\n").unwrap();
+    for (file, line) in [(file.to_str().unwrap(), 2), ("/dev/zero", 1)] {
+        let refused = place.verb(&["append", "fills", file]).run().refused();
+        let told = format!("line {line}: it has more than {MOST} bytes");
+        assert!(refused.contains(&told), "{refused}");
+    }
+    let read = place.verb(&["read", "fills"]).run().fine().objects();
+    assert_eq!(read.len(), 22);
+}
+
 /// The line that is to blame is named, in words, and not one beside it.
 #[test]
 fn a_refused_line_is_named_with_what_to_do() {

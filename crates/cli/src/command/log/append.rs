@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{self, BufRead, BufReader},
+    io::{self, BufRead, BufReader, Read},
     path::PathBuf,
 };
 
@@ -12,7 +12,11 @@ use serde::Serialize;
 use teeline_core::{Epoch, Identity, Name, Partition, Sequence, SourceId, SourceName};
 use teeline_log::{
     Answer as AppendAnswer, AppendError, Log, NewRecord, Succession, Topic, Writer,
-    format::NUMBER_MAX,
+    format::{
+        NUMBER_MAX,
+        batch::{self, BATCH_BYTES_MAX},
+        record::{self, Fields},
+    },
 };
 
 use super::{
@@ -52,7 +56,7 @@ pub(crate) struct AppendArgs {
     /// The application's message type.
     #[arg(long = "type", default_value_t = 0)]
     kind: u16,
-    /// Lines per batch.
+    /// Lines per batch; fewer where they would not fit into one.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     batch: u32,
 }
@@ -115,6 +119,28 @@ impl AppendedLine {
     }
 }
 
+/// How many bytes of records fit into a batch of the topic, and so into one of any of its partitions.
+fn batch_bytes_max(topic: &Topic) -> usize {
+    let segment_bytes = topic.config().segment_bytes;
+    let batch_bytes = BATCH_BYTES_MAX.min(usize::try_from(segment_bytes).unwrap_or(usize::MAX));
+    batch_bytes - batch::HEADER_BYTES
+}
+
+/// The next line, without its end; `None` behind the last.
+fn next_line(input: &mut dyn BufRead, bytes_max: usize) -> io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    let mut bounded = input.take(bytes_max as u64 + 1);
+    if bounded.read_until(b'\n', &mut line)? == 0 {
+        return Ok(None);
+    }
+    if line.pop_if(|last| *last == b'\n').is_none() && line.len() > bytes_max {
+        return Err(io::Error::other(format!(
+            "it has more than {bytes_max} bytes, and no record of this topic can"
+        )));
+    }
+    Ok(Some(line))
+}
+
 /// Under which identity a line is routed.
 fn identity(writer: Option<&Writer>, sequence: Sequence) -> Identity {
     let nobody = (SourceId(0), Epoch(0));
@@ -131,6 +157,15 @@ struct Line {
     sequence: Sequence,
     key: Option<Vec<u8>>,
     value: Vec<u8>,
+}
+
+/// Lines that wait for one another, to be stored as one batch of each partition.
+#[derive(Default)]
+struct Waiting {
+    lines: BTreeMap<Partition, Vec<Line>>,
+    count: u32,
+    /// What they take in a batch, if they come to lie in the same partition.
+    bytes: usize,
 }
 
 impl AppendArgs {
@@ -173,7 +208,7 @@ impl AppendArgs {
         first: u64,
         done: &mut AppendedLine,
     ) -> Result<(), Failure> {
-        let input: Box<dyn BufRead> = match &self.file {
+        let mut input: Box<dyn BufRead> = match &self.file {
             None => Box::new(io::stdin().lock()),
             Some(path) => {
                 let file = File::open(path)
@@ -181,11 +216,13 @@ impl AppendArgs {
                 Box::new(BufReader::new(file))
             }
         };
-        let mut waiting: BTreeMap<Partition, Vec<Line>> = BTreeMap::new();
-        let mut count = 0;
-        for (number, line) in (first..).zip(input.split(b'\n')) {
-            let line =
-                line.map_err(|error| Failure::new(format!("cannot read a line: {error}")))?;
+        let batch_bytes_max = batch_bytes_max(topic);
+        let line_bytes_max = self.line_bytes_max(batch_bytes_max);
+        let mut waiting = Waiting::default();
+        for number in first.. {
+            let line = next_line(&mut input, line_bytes_max)
+                .map_err(|error| self.unread(done.lines + 1, &error))?;
+            let Some(line) = line else { break };
             if number > NUMBER_MAX {
                 return Err(Failure::new(format_args!(
                     "line {} would get the number {number}, and {NUMBER_MAX} is the last: go on with a later --epoch",
@@ -193,13 +230,24 @@ impl AppendArgs {
                 )));
             }
             let (key, value) = self.split(line)?;
+            let record = Fields {
+                key: key.as_deref(),
+                value: &value,
+                ..Fields::default()
+            };
+            let record_bytes = record.encoded_bytes();
+            if waiting.bytes + record_bytes > batch_bytes_max {
+                self.flush(writer.as_deref_mut(), topic, &mut waiting, done)?;
+            }
             let sequence = Sequence(number);
             let partition = match self.partition {
                 Some(partition) => Partition(partition),
                 None => topic.route(&identity(writer.as_deref(), sequence), key.as_deref()),
             };
             done.lines += 1;
-            waiting.entry(partition).or_default().push(Line {
+            waiting.count += 1;
+            waiting.bytes += record_bytes;
+            waiting.lines.entry(partition).or_default().push(Line {
                 sequence: if self.source.is_some() {
                     sequence
                 } else {
@@ -208,9 +256,7 @@ impl AppendArgs {
                 key,
                 value,
             });
-            count += 1;
-            if count == self.batch {
-                count = 0;
+            if waiting.count == self.batch {
                 self.flush(writer.as_deref_mut(), topic, &mut waiting, done)?;
             }
         }
@@ -229,6 +275,18 @@ impl AppendArgs {
         let of_epoch = point.partitions.iter().filter(|last| last.epoch == epoch);
         let last = of_epoch.map(|last| last.sequence.0).max().unwrap_or(0);
         Ok((writer, self.from.unwrap_or(last.saturating_add(1))))
+    }
+
+    fn unread(&self, line: u64, error: &io::Error) -> Failure {
+        let file = self.file.as_ref().map(|path| path.display().to_string());
+        let file = file.as_deref().unwrap_or("standard input");
+        Failure::new(format_args!("{file}: line {line}: {error}"))
+    }
+
+    /// Longest line of which a record can be made.
+    fn line_bytes_max(&self, batch_bytes_max: usize) -> usize {
+        let key_bytes = self.key.as_ref().map_or(0, String::len);
+        batch_bytes_max.saturating_sub(record::HEADER_BYTES + key_bytes)
     }
 
     fn split(&self, line: Vec<u8>) -> Result<(Option<Vec<u8>>, Vec<u8>), Failure> {
@@ -251,10 +309,11 @@ impl AppendArgs {
         &self,
         mut writer: Option<&mut Writer>,
         topic: &mut Topic,
-        waiting: &mut BTreeMap<Partition, Vec<Line>>,
+        waiting: &mut Waiting,
         done: &mut AppendedLine,
     ) -> Result<(), Failure> {
         let through = writer.as_ref().map(|writer| writer.progress().through);
+        let mut waiting = std::mem::take(waiting).lines;
         while let Some((partition, lines)) = waiting.pop_first() {
             let batch: Vec<_> = lines
                 .iter()
@@ -273,7 +332,7 @@ impl AppendArgs {
                     if self.partition.is_some() {
                         waiting.insert(partition, lines);
                     } else {
-                        route_anew(writer.as_deref(), topic, partition, lines, waiting);
+                        route_anew(writer.as_deref(), topic, partition, lines, &mut waiting);
                     }
                     continue;
                 }
