@@ -216,7 +216,16 @@ fn retain_says_first_and_drops_then() {
         .verb(&["read", "fills", "--from", "3"])
         .run()
         .refused();
-    assert!(gone.contains("start moved from 3 to"), "{gone}");
+    assert!(gone.contains("fills/0: start moved from 3 to"), "{gone}");
+    let begin = format!("what is kept begins with --from {}", done["start"]);
+    assert!(gone.contains(&begin), "{gone}");
+    // Who follows is told, and goes on until interrupted.
+    let follow = ["read", "fills", "--from", "3", "-f", "-n", "2"];
+    let followed = place.verb(&follow).run();
+    assert_eq!(followed.status, 0, "{followed:?}");
+    assert_eq!(followed.objects()[0]["offset"], done["start"]);
+    let passed = format!("fills/0: offsets 3..{} are passed over", done["start"]);
+    assert!(followed.stderr.contains(&passed), "{followed:?}");
     let unnamed = place
         .verb(&["retain", "--keep-bytes", "16K"])
         .run()

@@ -23,14 +23,14 @@ use clap::Subcommand;
 use serde::Serialize;
 use teeline_core::{Name, Offset, Partition, SourceId, SourceName};
 use teeline_log::{
-    Control, KeyReader, Log, LogOptions, ReadError, Reader, Record, Severity, Topic,
+    Control, KeyReader, Log, LogOptions, Overtaken, ReadError, Reader, Record, Severity, Topic,
     groups::GroupOffset,
 };
 
 use self::{configure::Settings, each::Each};
 use crate::{
     command::bytes::{Excerpt, hex},
-    output::{Answer, Failure, Output},
+    output::{Answer, Failure, Output, complain},
 };
 
 /// The verbs of `teeline log`.
@@ -328,26 +328,31 @@ fn read(
     const TURN: Duration = Duration::from_millis(20);
     /// So many times it has waited in vain between two looks for new partitions.
     const LOOK_EVERY: u32 = 16;
+    if follow {
+        let all = readers.iter_mut();
+        all.for_each(|reader| reader.when_overtaken(Overtaken::GoOn));
+    }
     let (mut left, mut waits) = (limit.unwrap_or(usize::MAX), 0);
     loop {
         let mut found = 0;
         for reader in &mut *readers {
             while left > 0 {
                 let (topic, partition) = (reader.topic().name().clone(), reader.partition());
-                let mut printed = Ok(());
-                let count = reader
-                    .poll(left.min(STRETCH), |record| {
-                        if printed.is_ok() {
-                            printed = printer.record(&topic, partition, record);
-                        }
-                    })
-                    .map_err(Failure::new)?;
+                let (mut count, mut printed) = (0, Ok(()));
+                let polled = reader.poll(left.min(STRETCH), |record| {
+                    count += 1;
+                    if printed.is_ok() {
+                        printed = printer.record(&topic, partition, record);
+                    }
+                });
                 printed?;
-                if count == 0 {
-                    break;
-                }
                 left -= count;
                 found += count;
+                match polled {
+                    Ok(0) => break,
+                    Ok(_) => {}
+                    Err(error) => tell_overtaken(error, &topic, partition, follow)?,
+                }
                 if follow {
                     printer.out.flush()?;
                 }
@@ -372,6 +377,27 @@ fn read(
     }
 }
 
+/// Tells what retention took before it was read, if the verb goes on behind it. Any other error is one.
+fn tell_overtaken(
+    error: ReadError,
+    topic: &Name,
+    partition: Partition,
+    follow: bool,
+) -> Result<(), Failure> {
+    match error {
+        ReadError::StartMoved { from, to } if follow => {
+            complain(&format_args!(
+                "{topic}/{partition}: offsets {from}..{to} are passed over: retention took them before they were read"
+            ));
+            Ok(())
+        }
+        ReadError::StartMoved { to, .. } => Err(Failure::new(format_args!(
+            "{topic}/{partition}: {error}; what is kept begins with --from {to}"
+        ))),
+        error => Err(Failure::new(error)),
+    }
+}
+
 /// Adds readers for partitions that there were not.
 fn take_in_new(log: &Log, readers: &mut Vec<Reader>) -> Result<(), Failure> {
     let Some(reader) = readers.first() else {
@@ -380,7 +406,9 @@ fn take_in_new(log: &Log, readers: &mut Vec<Reader>) -> Result<(), Failure> {
     let topic = log.topic(reader.topic().name()).map_err(Failure::new)?;
     for partition in topic.partitions().skip(readers.len()) {
         let reader = log.reader(&topic, partition, Offset(0));
-        readers.push(reader.map_err(Failure::new)?);
+        let mut reader = reader.map_err(Failure::new)?;
+        reader.when_overtaken(Overtaken::GoOn);
+        readers.push(reader);
     }
     Ok(())
 }
@@ -393,24 +421,31 @@ fn read_key(
     follow: bool,
     printer: &mut Printer<'_>,
 ) -> Result<Answer, Failure> {
+    if follow {
+        reader.when_overtaken(Overtaken::GoOn);
+    }
     let mut left = limit.unwrap_or(usize::MAX);
     while left > 0 {
-        let mut printed = Ok(());
-        let count = reader
-            .poll(left.min(STRETCH), |partition, record| {
-                if printed.is_ok() {
-                    printed = printer.record(topic, partition, record);
-                }
-            })
-            .map_err(Failure::new)?;
+        let (mut count, mut printed) = (0, Ok(()));
+        let polled = reader.poll(left.min(STRETCH), |partition, record| {
+            count += 1;
+            if printed.is_ok() {
+                printed = printer.record(topic, partition, record);
+            }
+        });
         printed?;
         left -= count;
-        if count == 0 {
-            if !follow {
-                break;
+        match polled {
+            Ok(0) if !follow => break,
+            Ok(0) => {
+                printer.out.flush()?;
+                reader.wait(Duration::from_secs(1)).map_err(Failure::new)?;
             }
-            printer.out.flush()?;
-            reader.wait(Duration::from_secs(1)).map_err(Failure::new)?;
+            Ok(_) => {}
+            Err(error) => {
+                let (partition, _) = reader.position();
+                tell_overtaken(error, topic, partition, follow)?;
+            }
         }
     }
     Ok(Answer::Fine)
