@@ -386,6 +386,46 @@ fn groups_that_committed_are_listed_with_their_lag() {
         (&1.into(), &11.into())
     );
     assert_eq!(listed["members"].as_array().unwrap().len(), 0);
+
+    // A topic that is gone, and one that cannot be read, keep nobody from the others.
+    for other in ["gone", "unreadable"] {
+        place.verb(&["create", other]).run().fine();
+        let topic = other.parse().unwrap();
+        let generation = groups.claim_generation(&group, &topic, zero).unwrap();
+        groups
+            .commit(&group, &topic, zero, teeline_core::Offset(0), generation)
+            .unwrap();
+    }
+    fs::remove_dir_all(place.root().join("gone")).unwrap();
+    let offsets = || {
+        let ran = place.verb(&["offsets"]).run();
+        let lags = ran
+            .objects()
+            .into_iter()
+            .map(|line| line["lag_records"].clone());
+        (ran.status, lags.collect::<Vec<_>>())
+    };
+    assert_eq!(offsets(), (0, vec![11.into(), Value::Null, 0.into()]));
+    let text = teeline(["log", "offsets"]).arg(place.root()).run().fine();
+    let gone = text.stdout.lines().nth(2).unwrap().split_whitespace();
+    assert_eq!(
+        gone.collect::<Vec<_>>(),
+        ["positions", "gone", "0", "1", "0", "-", "-"]
+    );
+    fs::write(place.root().join("unreadable/topic.toml"), "nonsense").unwrap();
+    assert_eq!(offsets(), (2, vec![11.into(), Value::Null, Value::Null]));
+    let listed = place.verb(&["groups"]).run();
+    assert_eq!(listed.status, 2, "{listed:?}");
+    assert!(
+        listed.stderr.contains("unreadable/topic.toml"),
+        "{listed:?}"
+    );
+    let group = &listed.objects()[0];
+    assert_eq!(
+        (&group["partitions"], &group["lag_records"]),
+        (&3.into(), &11.into())
+    );
+    assert_eq!(group["assignment"][1]["lag_records"], Value::Null);
 }
 
 #[test]

@@ -24,7 +24,7 @@ use serde::Serialize;
 use teeline_core::{Name, Offset, Partition, SourceId, SourceName};
 use teeline_log::{
     Control, KeyReader, Log, LogOptions, Overtaken, ReadError, Reader, Record, Severity, Topic,
-    groups::GroupOffset,
+    TopicError, groups::GroupOffset,
 };
 
 use self::{configure::Settings, each::Each};
@@ -638,26 +638,27 @@ struct OffsetLine {
     generation: u64,
     /// The offset that the group reads next; nothing before its first commit.
     next: Option<u64>,
-    high_watermark: u64,
-    lag_records: u64,
+    /// Neither is known of a topic or partition that is gone.
+    high_watermark: Option<u64>,
+    lag_records: Option<u64>,
 }
 
 fn offsets(log: &Log, group: Option<&Name>, out: &mut Output) -> Result<Answer, Failure> {
-    let mut rows = Vec::new();
+    let (mut each, mut rows) = (Each::default(), Vec::new());
     let offsets = log.group_offsets().map_err(Failure::new)?;
     for offset in offsets
         .iter()
         .filter(|offset| group.is_none_or(|group| *group == offset.group))
     {
-        let (end, lag) = lag(log, offset)?;
+        let known = each.done(lag(log, offset)).flatten();
         let line = OffsetLine {
             group: offset.group.to_string(),
             topic: offset.topic.to_string(),
             partition: offset.partition.0,
             generation: offset.generation,
             next: offset.next.map(|next| next.0),
-            high_watermark: end.0,
-            lag_records: lag,
+            high_watermark: known.map(|(end, _)| end.0),
+            lag_records: known.map(|(_, lag)| lag),
         };
         if out.is_json() {
             out.object(&line)?;
@@ -667,10 +668,9 @@ fn offsets(log: &Log, group: Option<&Name>, out: &mut Output) -> Result<Answer, 
                 line.topic,
                 line.partition.to_string(),
                 line.generation.to_string(),
-                line.next
-                    .map_or_else(|| "-".to_owned(), |next| next.to_string()),
-                line.high_watermark.to_string(),
-                line.lag_records.to_string(),
+                groups::text(line.next),
+                groups::text(line.high_watermark),
+                groups::text(line.lag_records),
             ]);
         }
     }
@@ -686,19 +686,21 @@ fn offsets(log: &Log, group: Option<&Name>, out: &mut Output) -> Result<Answer, 
         ];
         out.table(&heads, &rows)?;
     }
-    Ok(Answer::Fine)
+    each.end(Answer::Fine)
 }
 
-/// The readable end of a partition, and how many records a group is behind it.
-fn lag(log: &Log, offset: &GroupOffset) -> Result<(Offset, u64), Failure> {
-    let topic = log.topic(&offset.topic).map_err(Failure::new)?;
-    let end = topic
-        .high_watermark(offset.partition)
-        .map_err(Failure::new)?;
-    let lag = topic
-        .lag(offset.partition, offset.next)
-        .map_err(Failure::new)?;
-    Ok((end, lag))
+/// The readable end of a partition, and how many records a group is behind it; `None` if topic or partition is gone.
+fn lag(log: &Log, offset: &GroupOffset) -> Result<Option<(Offset, u64)>, Failure> {
+    let topic = match log.topic(&offset.topic) {
+        Err(TopicError::NotFound(_)) => return Ok(None),
+        topic => topic.map_err(Failure::new)?,
+    };
+    let end = match topic.high_watermark(offset.partition) {
+        Err(ReadError::NoPartition { .. }) => return Ok(None),
+        end => end.map_err(Failure::new)?,
+    };
+    let lag = topic.lag(offset.partition, offset.next);
+    Ok(Some((end, lag.map_err(Failure::new)?)))
 }
 
 fn source_names(log: &Log) -> Result<BTreeMap<u64, SourceName>, Failure> {

@@ -9,6 +9,7 @@ use teeline_log::{
     groups::{GroupStatus, MemberStatus},
 };
 
+use super::each::Each;
 use crate::output::{Answer, Failure, Output, complain};
 
 #[derive(Serialize, Default)]
@@ -50,7 +51,8 @@ struct PartitionLine {
     generation: u64,
     /// The offset that the group reads next; nothing before its first commit.
     next: Option<u64>,
-    lag_records: u64,
+    /// Not known of a topic or partition that is gone.
+    lag_records: Option<u64>,
 }
 
 pub(super) fn list(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
@@ -63,13 +65,19 @@ pub(super) fn list(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
         }
         Err(error) => return Err(Failure::new(error)),
     };
-    let groups = lines(log, &status)?;
+    let mut each = Each::default();
+    let groups = lines(log, &status, &mut each)?;
     if out.is_json() {
         for group in &groups {
             out.object(group)?;
         }
-        return Ok(Answer::Fine);
+    } else {
+        print(&groups, out)?;
     }
+    each.end(Answer::Fine)
+}
+
+fn print(groups: &[GroupLine], out: &mut Output) -> Result<(), Failure> {
     let heads = [
         "group",
         "topics",
@@ -82,7 +90,7 @@ pub(super) fn list(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
     out.table(&heads, &rows)?;
     let rows: Vec<_> = groups.iter().flat_map(GroupLine::member_rows).collect();
     if rows.is_empty() {
-        return Ok(Answer::Fine);
+        return Ok(());
     }
     out.line("")?;
     out.table(
@@ -111,11 +119,11 @@ pub(super) fn list(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
         ],
         &rows,
     )?;
-    Ok(Answer::Fine)
+    Ok(())
 }
 
 /// All groups that committed something or have members.
-fn lines(log: &Log, status: &[GroupStatus]) -> Result<Vec<GroupLine>, Failure> {
+fn lines(log: &Log, status: &[GroupStatus], each: &mut Each) -> Result<Vec<GroupLine>, Failure> {
     let mut owners = BTreeMap::new();
     let mut groups: BTreeMap<Name, GroupLine> = BTreeMap::new();
     for group in status {
@@ -134,7 +142,7 @@ fn lines(log: &Log, status: &[GroupStatus]) -> Result<Vec<GroupLine>, Failure> {
         groups.insert(group.group.clone(), line);
     }
     for offset in log.group_offsets().map_err(Failure::new)? {
-        let (_, lag_records) = super::lag(log, &offset)?;
+        let known = each.done(super::lag(log, &offset)).flatten();
         let group = groups
             .entry(offset.group.clone())
             .or_insert_with(|| GroupLine::of(&offset.group));
@@ -147,7 +155,7 @@ fn lines(log: &Log, status: &[GroupStatus]) -> Result<Vec<GroupLine>, Failure> {
             target,
             generation: offset.generation,
             next: offset.next.map(|next| next.0),
-            lag_records,
+            lag_records: known.map(|(_, lag)| lag),
         });
     }
     Ok(groups.into_values().collect())
@@ -167,7 +175,7 @@ impl GroupLine {
         }
         self.partitions += 1;
         self.generation = self.generation.max(line.generation);
-        self.lag_records += line.lag_records;
+        self.lag_records += line.lag_records.unwrap_or(0);
         self.assignment.push(line);
     }
 
@@ -211,7 +219,7 @@ impl GroupLine {
                 owner,
                 line.generation.to_string(),
                 text(line.next),
-                line.lag_records.to_string(),
+                text(line.lag_records),
             ]
         })
     }
@@ -244,6 +252,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn text<T: ToString>(value: Option<T>) -> String {
+/// A figure, or a dash where there is none.
+pub(super) fn text<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
