@@ -325,6 +325,14 @@ fn compact_keeps_the_latest_record_of_each_key() {
     assert!(read.len() < 100, "{}", read.len());
     let verified = place.verb(&["verify"]).run().fine().objects();
     assert_eq!(verified[0]["damages"], 0);
+    let refused = place.verb(&["retain", "fills", "--keep-bytes", "4K"]);
+    let refused = refused.run().refused();
+    assert!(
+        refused.contains("both retention and compaction are asked for"),
+        "{refused}"
+    );
+    let still = place.verb(&["read", "fills"]).run().fine().objects();
+    assert_eq!(still, read);
     let plain = Place::new(&[]);
     let refused = plain.verb(&["compact", "fills"]).run().refused();
     assert!(refused.contains("keeps every record"), "{refused}");

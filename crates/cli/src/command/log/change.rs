@@ -228,10 +228,16 @@ impl RetainArgs {
         let (mut each, mut rows, mut jump) = (Each::default(), Vec::new(), None);
         for topic in each.topics(&log, self.topic.as_ref())? {
             let config = topic.config();
-            let policy = if given.keeps_all() {
-                &config.retention
-            } else {
-                &given
+            let policy = match (given.keeps_all(), &config.compaction) {
+                (true, _) => &config.retention,
+                (false, None) => &given,
+                (false, Some(_)) => {
+                    return Err(Failure::new(format!(
+                        "topic {}: both retention and compaction are asked for: it keeps the latest record of each key, \
+                         which `teeline log configure --compact off` ends",
+                        topic.name()
+                    )));
+                }
             };
             let passed = log.passed(topic.name(), &policy.passed_by);
             let Some(passed) = each.done(passed) else {
