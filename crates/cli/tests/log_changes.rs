@@ -623,6 +623,41 @@ fn long_lines_are_appended_and_endless_ones_refused() {
     assert_eq!(read.len(), 22);
 }
 
+#[test]
+fn a_source_goes_on_in_a_later_epoch_where_the_one_before_is_abandoned() {
+    let place = Place::new(&[]);
+    let by = ["--source", "gw1.fills"];
+    assert_eq!(place.append(&by, &lines(0..5))["ended"], Value::Null);
+    let file = place.base.path().join("lines");
+    let later = ["append", "fills", file.to_str().unwrap(), "--epoch", "2"];
+    let later = [&later[..], &by].concat();
+    let refused = place.verb(&later).run().refused();
+    assert!(refused.trim_end().ends_with(": --abandon"), "{refused}");
+    let done = place.verb(&[&later[..], &["--abandon"]].concat());
+    let done = done.run().fine().objects().remove(0);
+    assert_eq!(done["stored"], 5);
+    let ended = &done["ended"];
+    let figures = ["epoch", "through", "largest"].map(|figure| ended[figure].as_u64());
+    assert_eq!(figures, [Some(1), Some(5), Some(5)]);
+    assert_eq!(ended["witnessed"], false);
+    let sources = place.verb(&["sources"]).run().fine().objects();
+    assert_eq!(
+        (&sources[0]["epoch"], &sources[0]["through"]),
+        (&2.into(), &5.into())
+    );
+    let text = teeline(["log", "append", "--source", "gw1.fills", "--epoch", "3"]);
+    let text = text
+        .arg("--abandon")
+        .arg(place.root())
+        .arg("fills")
+        .arg(&file);
+    let text = text.run().fine().stdout;
+    assert!(
+        text.starts_with("epoch 2 ended, stored through 5, end not witnessed\n5 lines: "),
+        "{text}"
+    );
+}
+
 /// The line that is to blame is named, in words, and not one beside it.
 #[test]
 fn a_refused_line_is_named_with_what_to_do() {

@@ -11,7 +11,8 @@ use clap::Args;
 use serde::Serialize;
 use teeline_core::{Epoch, Identity, Name, Partition, Sequence, SourceId, SourceName};
 use teeline_log::{
-    Answer as AppendAnswer, AppendError, Log, NewRecord, Succession, Topic, Writer,
+    Answer as AppendAnswer, AppendError, EpochEnded, Log, NewRecord, Succession, Topic, Writer,
+    WriterError,
     format::{
         NUMBER_MAX,
         batch::{self, BATCH_BYTES_MAX},
@@ -44,6 +45,10 @@ pub(crate) struct AppendArgs {
     /// With --source: in which life of the source; otherwise the one on record, or the first.
     #[arg(long, requires = "source", value_parser = clap::value_parser!(u64).range(1..=NUMBER_MAX))]
     epoch: Option<u64>,
+    /// With a later --epoch: give up the one before, if its end was not witnessed. What was published in it and is not
+    /// stored is lost.
+    #[arg(long, requires = "epoch")]
+    abandon: bool,
     /// Key of every record.
     #[arg(long, conflicts_with = "key_separator")]
     key: Option<String>,
@@ -61,8 +66,29 @@ pub(crate) struct AppendArgs {
     batch: u32,
 }
 
+#[derive(Serialize)]
+struct EndedLine {
+    epoch: u64,
+    through: u64,
+    largest: u64,
+    witnessed: bool,
+}
+
+impl EndedLine {
+    fn of(ended: &EpochEnded) -> Self {
+        Self {
+            epoch: ended.epoch.0,
+            through: ended.through.0,
+            largest: ended.largest.0,
+            witnessed: ended.witnessed,
+        }
+    }
+}
+
 #[derive(Serialize, Default)]
 struct AppendedLine {
+    /// The epoch that this one put an end to.
+    ended: Option<EndedLine>,
     lines: u64,
     stored: u64,
     duplicate: u64,
@@ -179,7 +205,16 @@ impl AppendArgs {
             }
             None => (None, 1),
         };
-        let mut done = AppendedLine::default();
+        let ended = writer.as_ref().and_then(|writer| writer.succeeded());
+        if let Some(ended) = ended
+            && !out.is_json()
+        {
+            out.line(ended)?;
+        }
+        let mut done = AppendedLine {
+            ended: ended.map(EndedLine::of),
+            ..AppendedLine::default()
+        };
         let appended = self.append(&mut topic, writer.as_mut(), first, &mut done);
         // Also where it did not end well: what was stored by then is.
         let noted = match &mut writer {
@@ -269,9 +304,16 @@ impl AppendArgs {
         let recorded = point.progress.map(|progress| progress.epoch.0);
         let stored = point.partitions.iter().map(|last| last.epoch.0).max();
         let epoch = Epoch(self.epoch.or(recorded.max(stored)).unwrap_or(1));
+        let succession = match self.abandon {
+            true => Succession::Abandon,
+            false => Succession::AfterDrain,
+        };
         let writer = log
-            .writer(source, epoch, Succession::AfterDrain)
-            .map_err(Failure::new)?;
+            .writer(source, epoch, succession)
+            .map_err(|error| match error {
+                WriterError::NotEnded { .. } => Failure::new(format_args!("{error}: --abandon")),
+                error => Failure::new(error),
+            })?;
         let of_epoch = point.partitions.iter().filter(|last| last.epoch == epoch);
         let last = of_epoch.map(|last| last.sequence.0).max().unwrap_or(0);
         Ok((writer, self.from.unwrap_or(last.saturating_add(1))))
