@@ -373,6 +373,9 @@ fn dump_shows_batches_and_what_is_none() {
         "{objects:?}"
     );
     assert_eq!(objects[1]["base_offset"], 5);
+    // Any other directory is none.
+    let other = place.verb(&["dump", "sources"]).run().refused();
+    assert!(other.contains("so that it is no topic"), "{other}");
 }
 
 #[test]

@@ -70,6 +70,12 @@ impl DumpArgs {
         };
         let found = found.iter().filter_map(|name| name.parse().ok());
         let mut partitions: Vec<u32> = found.collect();
+        if partitions.is_empty() {
+            return Err(Failure::new(format_args!(
+                "{}: there is no partition in it, so that it is no topic",
+                topic.display()
+            )));
+        }
         partitions.sort_unstable();
         partitions.retain(|number| self.partition.is_none_or(|wanted| wanted == *number));
         if let (Some(partition), true) = (self.partition, partitions.is_empty()) {
