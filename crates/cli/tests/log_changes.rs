@@ -996,6 +996,9 @@ fn damage_is_repaired_by_command_and_the_log_reads_on_in_any_language() {
         fs::read(&segment).unwrap() == bytes,
         "a look changes nothing"
     );
+    let text = teeline(["log", "repair"]).arg(place.root()).arg("fills");
+    let text = text.run().stdout;
+    assert!(text.contains("these bytes would be kept in"), "{text}");
     let done = place.verb(&["repair", "fills", "--apply"]).run().fine();
     assert_eq!(done.objects()[0]["lost"][0]["first"], first);
     let aside = lost["kept_aside"].as_str().unwrap();

@@ -66,7 +66,7 @@ struct LostLine {
     /// Behind the last one.
     end: u64,
     flaw: String,
-    /// Where the damaged bytes are kept.
+    /// Where the damaged bytes are kept, or would be.
     kept_aside: Option<String>,
 }
 
@@ -164,7 +164,8 @@ fn tell(topic: &Topic, done: &Repaired, out: &mut Output) -> Result<(), Failure>
             lost.first, lost.end, lost.path, lost.file_start, lost.file_end, lost.flaw
         ))?;
         if let Some(aside) = &lost.kept_aside {
-            out.line(format_args!("    these bytes are kept in {aside}"))?;
+            let verb = if line.applied { "are" } else { "would be" };
+            out.line(format_args!("    these bytes {verb} kept in {aside}"))?;
         }
     }
     if line.state_anew {
