@@ -603,6 +603,43 @@ fn partitions_are_added_by_command_and_what_was_there_is_not_stored_again() {
     assert!(fewer.contains("it can only get more"), "{fewer}");
 }
 
+#[test]
+fn a_topic_that_is_refused_leaves_no_log_behind() {
+    let base = tempfile::tempdir().unwrap();
+    let root = base.path().join("log");
+    let create = |options: &[&str]| {
+        let args = ["log", "create", "--any-filesystem", "--json"];
+        let args = args.into_iter().chain(options.iter().copied());
+        teeline(args).arg(&root).arg("fills").run()
+    };
+    for options in [
+        &["--partitions", "0"][..],
+        &["--partitions", "1025"],
+        &["--segment-bytes", "4100"],
+        &["--segment-bytes", "5G"],
+        &["--compact", "--keep-bytes", "1G"],
+    ] {
+        assert_eq!(create(options).status, 2, "{options:?}");
+        assert!(!root.exists(), "{options:?}");
+    }
+    // As for `configure`, `none` is no group.
+    let none = [
+        "--compact",
+        "--passed-by",
+        "none",
+        "--tombstones-until",
+        "none",
+    ];
+    create(&none).fine();
+    let topics = teeline(["log", "topics", "--json"]).arg(&root).run().fine();
+    let topic = &topics.objects()[0];
+    let no_groups = Value::from(Vec::<Value>::new());
+    assert_eq!(
+        (&topic["passed_by"], &topic["tombstones_until"]),
+        (&no_groups, &no_groups)
+    );
+}
+
 /// Lines go into as many batches as they need, and one that no record can hold is not read to its end.
 #[test]
 fn long_lines_are_appended_and_endless_ones_refused() {

@@ -77,7 +77,7 @@ fn or_none<T: 'static>(
 }
 
 /// The groups that are named, if it is not said that there are to be none.
-fn groups(names: &[Name]) -> Vec<Name> {
+pub(super) fn groups(names: &[Name]) -> Vec<Name> {
     match names {
         [only] if only.as_str() == NONE => Vec::new(),
         names => names.to_vec(),
