@@ -12,8 +12,9 @@ use std::{
 
 use run::{teeline, wait_for};
 use serde_json::Value;
-use teeline_core::{Epoch, Partition, Sequence};
+use teeline_core::{Epoch, Partition, Sequence, time::Clock};
 use teeline_log::{Log, LogOptions, NewRecord, Succession};
+use teeline_os::SystemClock;
 use tempfile::TempDir;
 
 struct Place {
@@ -1097,6 +1098,26 @@ fn a_topic_is_read_from_a_time_on() {
     assert_eq!(offsets("2100-01-01T00:00:00Z"), [0; 0]);
     let refused = place.verb(&["read", "fills", "--from-time", "noon"]).run();
     assert_eq!(refused.status, 2);
+
+    // A time that is still to come is waited for.
+    let to_come = SystemClock.wall_ns() + 1_500_000_000;
+    let follow = ["read", "fills", "-n", "1", "-f", "--from-time"];
+    let mut follows = place
+        .verb(&follow)
+        .arg(to_come.to_string())
+        .command()
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while follows.try_wait().unwrap().is_none() {
+        place.append(&["--source", "gw1.fills"], &lines(9..10));
+    }
+    let printed = follows.wait_with_output().unwrap().stdout;
+    let record: Value = serde_json::from_slice(&printed).unwrap();
+    assert!(
+        record["append_time_ns"].as_u64() >= Some(to_come),
+        "{record}"
+    );
 }
 
 /// By the index and without one, before growth and after: one key's records, in order.

@@ -14,7 +14,7 @@ mod repair;
 mod sources;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -165,7 +165,13 @@ impl LogVerb {
                 }
                 let names = source_names(&log)?;
                 let new = partition.is_none().then_some(&log);
-                read(&mut readers, None, follow, new, &mut Printer { out, names })
+                read(
+                    &mut readers,
+                    None,
+                    follow,
+                    new,
+                    &mut Printer::new(out, names),
+                )
             }
             Self::Groups { root } => groups::list(&open(&root)?, out),
             Self::Topics { root } => topics(&open(&root)?, out),
@@ -184,7 +190,7 @@ impl LogVerb {
                 if let Some(key) = key {
                     let names = source_names(&log)?;
                     let mut reader = topic.key_reader(key.as_bytes()).map_err(Failure::new)?;
-                    let mut printer = Printer { out, names };
+                    let mut printer = Printer::new(out, names);
                     return read_key(&mut reader, topic.name(), limit, follow, &mut printer);
                 }
                 let mut readers = readers(&log, &topic, partition, from)?;
@@ -194,15 +200,10 @@ impl LogVerb {
                         reader.seek(at.map_err(Failure::new)?);
                     }
                 }
-                let names = source_names(&log)?;
+                let mut printer = Printer::new(out, source_names(&log)?);
+                printer.beginning.from_time_ns = from_time;
                 let new = partition.is_none().then_some(&log);
-                read(
-                    &mut readers,
-                    limit,
-                    follow,
-                    new,
-                    &mut Printer { out, names },
-                )
+                read(&mut readers, limit, follow, new, &mut printer)
             }
             Self::Verify { root, topic } => verify(&open(&root)?, topic.as_ref(), out),
             Self::Offsets { root, group } => offsets(&open(&root)?, group.as_ref(), out),
@@ -340,6 +341,9 @@ fn read(
                 let (topic, partition) = (reader.topic().name().clone(), reader.partition());
                 let (mut count, mut printed) = (0, Ok(()));
                 let polled = reader.poll(left.min(STRETCH), |record| {
+                    if !printer.beginning.is_past(partition, record.append_time_ns) {
+                        return;
+                    }
                     count += 1;
                     if printed.is_ok() {
                         printed = printer.record(&topic, partition, record);
@@ -455,6 +459,27 @@ fn read_key(
 struct Printer<'a> {
     out: &'a mut Output,
     names: BTreeMap<u64, SourceName>,
+    beginning: Beginning,
+}
+
+/// Where the records of each partition begin that are asked for from a time on, which may be still to come.
+#[derive(Debug, Default)]
+struct Beginning {
+    from_time_ns: Option<u64>,
+    begun: BTreeSet<Partition>,
+}
+
+impl Beginning {
+    /// Whether the records that are asked for have begun in a partition, with the one of this time at the latest.
+    fn is_past(&mut self, partition: Partition, append_time_ns: u64) -> bool {
+        let Some(from_time_ns) = self.from_time_ns else {
+            return true;
+        };
+        if from_time_ns <= append_time_ns {
+            self.begun.insert(partition);
+        }
+        self.begun.contains(&partition)
+    }
 }
 
 #[derive(Serialize)]
@@ -483,7 +508,15 @@ struct RecordLine<'a> {
     value_hex: String,
 }
 
-impl Printer<'_> {
+impl<'a> Printer<'a> {
+    fn new(out: &'a mut Output, names: BTreeMap<u64, SourceName>) -> Self {
+        Self {
+            out,
+            names,
+            beginning: Beginning::default(),
+        }
+    }
+
     fn record(
         &mut self,
         topic: &Name,
