@@ -107,7 +107,7 @@ pub(crate) enum LogVerb {
     /// A running bridge does this every minute for all topics of its log (`log.upkeep_ms`), and compacts. Where none runs,
     /// let cron do it:
     ///
-    ///   */5 * * * *  teeline log retain /var/lib/teeline/log && teeline log compact /var/lib/teeline/log
+    ///   */5 * * * *  teeline log retain /var/lib/teeline/log; teeline log compact /var/lib/teeline/log
     Retain(change::RetainArgs),
     /// Add partitions to a topic, also while others append and read.
     Grow(grow::GrowArgs),
