@@ -316,7 +316,7 @@ impl AppendArgs {
             })?;
         let of_epoch = point.partitions.iter().filter(|last| last.epoch == epoch);
         let last = of_epoch.map(|last| last.sequence.0).max().unwrap_or(0);
-        Ok((writer, self.from.unwrap_or(last.saturating_add(1))))
+        Ok((writer, self.from.unwrap_or(last.min(NUMBER_MAX) + 1)))
     }
 
     fn unread(&self, line: u64, error: &io::Error) -> Failure {
