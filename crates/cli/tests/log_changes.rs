@@ -664,6 +664,23 @@ fn long_lines_are_appended_and_endless_ones_refused() {
     assert_eq!(read.len(), 22);
 }
 
+/// A log has files open for each partition that is used, and shells allow few by custom.
+#[test]
+fn a_topic_of_many_partitions_is_appended_to_where_few_files_may_be_open() {
+    let place = Place::new(&["--segment-bytes", "4K", "--partitions", "40"]);
+    let file = place.base.path().join("lines");
+    fs::write(&file, lines(0..80)).unwrap();
+    let ran = Command::new("sh")
+        .args(["-c", "ulimit -Sn 64 && exec \"$0\" log append \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_teeline"))
+        .args([&place.root(), Path::new("fills"), &file])
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+    let read = place.verb(&["read", "fills"]).run().fine().objects();
+    assert_eq!(read.len(), 80);
+}
+
 #[test]
 fn a_source_goes_on_in_a_later_epoch_where_the_one_before_is_abandoned() {
     let place = Place::new(&[]);
