@@ -85,9 +85,12 @@ impl fmt::Debug for Partition {
 impl Drop for Partition {
     fn drop(&mut self) {
         let is_in_time = matches!(self.config.durability, Durability::SyncEvery(_));
-        if is_in_time && self.storage().has_threads() {
-            // The thread that would do it looks after it no more. An error comes up again when it is opened.
-            drop(self.sync_if_due(Duration::ZERO));
+        if !is_in_time || !self.storage().has_threads() || thread::panicking() {
+            return;
+        }
+        // The thread that would do it looks after it no more. Whoever is frozen is waited for only if it does not go without.
+        if let Err(AppendError::Busy { .. }) = self.sync_if_due(Duration::ZERO) {
+            drop(self.sync());
         }
     }
 }
@@ -201,6 +204,12 @@ impl Partition {
 
     /// The watermark page for reading, if it counts.
     pub(crate) fn page(&self) -> Result<Option<Arc<dyn SharedPage>>, StorageError> {
+        let page = self.page_of_any_boot()?;
+        Ok(page.filter(|page| is_current(&**page, self.storage())))
+    }
+
+    /// The watermark page for reading, though it may be of a boot before this one.
+    fn page_of_any_boot(&self) -> Result<Option<Arc<dyn SharedPage>>, StorageError> {
         let mut slot = self.page.lock().unwrap_or_else(PoisonError::into_inner);
         if slot.is_none() {
             match self
@@ -217,9 +226,7 @@ impl Partition {
                 Err(error) => return Err(error),
             }
         }
-        Ok(slot
-            .clone()
-            .filter(|page| is_current(&**page, self.storage())))
+        Ok(slot.clone())
     }
 
     /// End of what is durable, as far as anybody noted.
@@ -282,14 +289,9 @@ impl Partition {
         // Without a snapshot the log itself is still readable.
         let (start, producers) = recovery::scan_start(storage, &self.dir)?
             .unwrap_or((state.recovery, Producers::default()));
+        let durable = state.durable.max(self.durable_before(Some(&state))?);
         Ok(recovery::scan(
-            storage,
-            &self.dir,
-            start,
-            producers,
-            state.durable,
-            None,
-            None,
+            storage, &self.dir, start, producers, durable, None, None,
         )?)
     }
 

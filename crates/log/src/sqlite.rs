@@ -5,7 +5,7 @@ pub(crate) mod wal;
 
 use std::{
     fmt,
-    fs::{self, OpenOptions, Permissions},
+    fs::{self, OpenOptions, Permissions, TryLockError},
     hash::{BuildHasher, Hasher, RandomState},
     io,
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
@@ -255,7 +255,7 @@ impl Database {
     ///
     /// # Errors
     ///
-    /// See [`DatabaseError`]; what was there stays then.
+    /// See [`DatabaseError`]; what was there stays then, at worst without commits that only the `-wal` beside it held.
     pub fn copy_to(&self, path: &Path, amend: &str) -> Result<(), DatabaseError> {
         let failed = |source| DatabaseError::Create {
             path: path.to_owned(),
@@ -490,12 +490,25 @@ fn create(path: &Path, schema: &Schema<'_>, mode: u32) -> Result<(), DatabaseErr
 fn link(file: &Path, path: &Path) -> io::Result<()> {
     // What lies beside a name that is free under this lock is nobody's who was faster.
     let dir = fs::File::open(directory_of(path))?;
-    dir.lock()?;
+    lock_in_time(&dir)?;
     if path.try_exists()? {
         return Ok(());
     }
     remove_leftovers(path)?;
     fs::hard_link(file, path)
+}
+
+/// Waits as long for others who make a database there as a transaction does for others.
+fn lock_in_time(dir: &fs::File) -> io::Result<()> {
+    for _ in 0..BUSY_LOOKS {
+        match dir.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) => teeline_os::sleep(NAP),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    let text = "another process has its directory locked, and may be stopped";
+    Err(io::Error::new(io::ErrorKind::TimedOut, text))
 }
 
 fn create_file(path: &Path, mode: u32) -> io::Result<()> {

@@ -335,10 +335,11 @@ impl Topic {
         self.current.description.growths.clone()
     }
 
-    /// How many partitions there were, oldest first, and are.
-    pub(crate) fn partition_counts(&self) -> Vec<u32> {
-        let before = self.current.description.growths.iter().map(|g| g.before);
-        before.chain([self.config().partitions]).collect()
+    /// How many partitions there were, oldest first, and are, as the topic's file says now.
+    pub(crate) fn partition_counts(&self) -> Result<Vec<u32>, AppendError> {
+        let newest = self.read_newest().map_err(|error| self.unreadable(error))?;
+        let before = newest.description.growths.iter().map(|g| g.before);
+        Ok(before.chain([newest.config.partitions]).collect())
     }
 
     /// How often the topic's file had been changed.
@@ -583,13 +584,7 @@ impl Topic {
     /// Looks at the topic's file because those who append to `target` go by another one than this handle.
     fn take_in_changes(&self, target: &Partition) -> Result<Arc<Current>, AppendError> {
         let Shared { env, name, dir, .. } = &*self.shared;
-        let unreadable = |error| match error {
-            TopicError::Storage(error) => AppendError::from(error),
-            error => AppendError::Unreadable {
-                path: dir.join(CONFIG_FILE),
-                what: error.to_string(),
-            },
-        };
+        let unreadable = |error| self.unreadable(error);
         target.look_at_changes(
             || {
                 let newest = self.read_newest().map_err(unreadable)?;
@@ -601,6 +596,16 @@ impl Topic {
             },
             |newest| describe(&*env.storage, dir, name, &newest.description).map_err(unreadable),
         )
+    }
+
+    fn unreadable(&self, error: TopicError) -> AppendError {
+        match error {
+            TopicError::Storage(error) => error.into(),
+            error => AppendError::Unreadable {
+                path: self.shared.dir.join(CONFIG_FILE),
+                what: error.to_string(),
+            },
+        }
     }
 
     /// Whether a record that belonged in `partition` by what this handle knows belongs somewhere else by now. One that

@@ -133,7 +133,8 @@ impl Topic {
         least_dirty_percent: u64,
         dry_run: bool,
     ) -> Result<Compacted, AppendError> {
-        let counts = self.partition_counts();
+        // Behind the groups: what they have passed by now was routed by these.
+        let counts = self.partition_counts()?;
         let rule = CompactRule {
             counts: &counts,
             tombstones_passed: passed.slowest(&compaction.tombstones_until, partition),

@@ -2,7 +2,7 @@
 
 use super::{VERSION, layout};
 
-layout! { USED_BYTES = 160;
+layout! { USED_BYTES = 168;
     MAGIC: u64 = 0,
     BOOT: u64 = 8,
     TERM: u64 = 16,
@@ -23,6 +23,7 @@ layout! { USED_BYTES = 160;
     PREPARED: u64 = 136,
     SYNCING: u64 = 144,
     CHANGES: u64 = 152,
+    ANSWERED: u64 = 160,
 }
 
 /// Length of the file: one page.
@@ -75,11 +76,13 @@ pub enum Word {
     Syncing,
     /// One more than how often the topic's file was changed; 0: whoever appends next looks.
     Changes,
+    /// End of what may have been answered before this boot, while damage keeps everybody from recovering; otherwise 0.
+    Answered,
 }
 
 impl Word {
     /// All words.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Magic,
         Self::Boot,
         Self::Term,
@@ -100,6 +103,7 @@ impl Word {
         Self::Prepared,
         Self::Syncing,
         Self::Changes,
+        Self::Answered,
     ];
 
     /// Where the word stands in the page, in bytes.
@@ -126,6 +130,7 @@ impl Word {
             Self::Prepared => field::PREPARED.start(),
             Self::Syncing => field::SYNCING.start(),
             Self::Changes => field::CHANGES.start(),
+            Self::Answered => field::ANSWERED.start(),
         }
     }
 }

@@ -35,7 +35,7 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         }
         let mut believed = match &look {
             Some(look) => partition.believed(look.end, look.durable, state)?,
-            None => (None, Offset(0)),
+            None => (None, partition.durable_before(state)?),
         };
         if let (Some(look), Some(state)) = (&look, state)
             && state.durable > look.end

@@ -32,6 +32,7 @@ pub(super) struct Look {
     stopped: u64,
     waiting: u64,
     syncing: u64,
+    answered: u64,
     /// Whether anybody held a lock.
     is_held: bool,
 }
@@ -56,6 +57,7 @@ impl Look {
             stopped: page.load(Word::Stopped),
             waiting: page.load(Word::Waiting),
             syncing: page.load(Word::Syncing),
+            answered: page.load(Word::Answered),
             is_held,
         }))
     }
@@ -117,6 +119,16 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
                 Word::Syncing,
                 &format!("whoever synced last died in it; {recovers}"),
             );
+        }
+        if let Some(state) = state
+            && look.answered != 0
+            && look.answered != state.ceiling.0
+        {
+            let text = format!(
+                "Answered is {}, neither 0 nor the ceiling {} in `state`; {recovers}",
+                look.answered, state.ceiling
+            );
+            word(Word::Answered, &text);
         }
         let known = state.map(|state| (state.term, state.log_start.0, state.number));
         if let Some((term, log_start, number)) = known {

@@ -5,7 +5,7 @@ use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 use super::{
     Partition,
     appender::{Active, Appender},
-    syncer::Syncer,
+    syncer::{self, Syncer},
 };
 use crate::{
     AppendError,
@@ -104,9 +104,12 @@ impl Appender {
     /// The segment that is written, opened if it was not.
     pub(super) fn active(&mut self) -> Result<&mut Active, StorageError> {
         let storage = &*self.env.storage;
-        let active = match self.active.take() {
-            Some(active) if active.base == self.end.segment => active,
-            _ => Active {
+        let open = self.active.take();
+        let active = if let Some(active) = open.filter(|active| active.base == self.end.segment) {
+            active
+        } else {
+            syncer::refuse_removed(&*self.lock, &self.dir)?;
+            Active {
                 base: self.end.segment,
                 file: storage.open(
                     &segment::log_path(&self.dir, self.end.segment),
@@ -120,7 +123,7 @@ impl Appender {
                 },
                 reader: None,
                 asked_next: false,
-            },
+            }
         };
         Ok(self.active.insert(active))
     }

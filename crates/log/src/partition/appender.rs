@@ -276,7 +276,7 @@ impl Appender {
 
     /// Whether it can be appended to, as far as this process knows.
     pub(super) fn is_sound(&self) -> bool {
-        !self.stopped && self.damage.is_none() && self.is_known
+        !self.stopped && self.damage.is_none()
     }
 
     pub(super) fn refusal(&self) -> AppendError {

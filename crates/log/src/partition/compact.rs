@@ -286,7 +286,9 @@ impl Partition {
         // What fails here fails beside the log: the old segment stands.
         let placed = write().map_err(AppendError::from).and_then(|()| {
             self.with_appender(|appender| {
-                appender.locked(|appender| appender.put_in_place(base, &aside, &copy.index))
+                appender.locked(|appender| {
+                    appender.in_turn(|appender| appender.put_in_place(base, &aside, &copy.index))
+                })
             })
         });
         if !matches!(placed, Ok(true)) {

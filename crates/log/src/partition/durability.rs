@@ -352,7 +352,7 @@ impl Partition {
             }
             let written = match appender.locked(|appender| Ok(appender.written()?)) {
                 // Whoever has the partition may be frozen. What this process knows of is synced without him.
-                Err(AppendError::Busy { .. }) => appender.written()?,
+                Err(AppendError::Busy { .. }) if appender.is_known => appender.written()?,
                 written => written?,
             };
             (Arc::clone(&appender.syncer), written)

@@ -123,8 +123,10 @@ impl Appender {
         };
         // A segment that was made by somebody who died may not be durable in its directory yet.
         storage.sync_dir(&dir).map_err(|error| self.failed(error))?;
+        let answered = Offset(self.page.load(Word::Answered));
         let settled = current
             && !stopped
+            && answered == Offset(0)
             && !doubtful
             && self.page.load(Word::Dirty) == 0
             && self.page.load(Word::Term) == self.state.term
@@ -139,14 +141,11 @@ impl Appender {
                 self.page.store(Word::Dirty, dirty)?;
                 self.page.wake(Word::Wake)?;
             }
-            if !current {
-                // The page stays one of before: whoever recovers, once this is repaired, goes by the ceiling.
-                self.durable = found.readable_end;
-            }
-            return Ok(());
+            return self.show_damaged(&found, current);
         }
-        let answered_end = if current && is_reachable(page_end, self.state.recovery.offset) {
-            page_end
+        let is_reached = |end| is_reachable(end, self.state.recovery.offset);
+        let answered_end = if current && is_reached(page_end) && is_reached(answered) {
+            page_end.max(answered)
         } else {
             self.state.ceiling
         };
@@ -155,7 +154,7 @@ impl Appender {
         } else {
             // Until recovery is done, the end stands beyond every offset that may have been answered: if it is cut
             // short, the next one still knows of them.
-            self.found_page(answered_end.max(found.end.offset))?;
+            self.found_page(answered_end.max(found.end.offset), Offset(0))?;
         }
         self.recover(&found, answered_end, doubtful)?;
         if stopped || doubtful {
@@ -207,7 +206,7 @@ impl Appender {
     }
 
     /// Makes the page count for this boot, marked dirty.
-    pub(super) fn found_page(&mut self, end: Offset) -> Result<(), StorageError> {
+    fn found_page(&mut self, end: Offset, answered: Offset) -> Result<(), StorageError> {
         for (word, value) in [
             (Word::Boot, 0),
             (Word::Magic, watermark::MAGIC),
@@ -219,10 +218,25 @@ impl Appender {
             (Word::LogStart, self.state.log_start.0),
             (Word::StateNumber, self.state.number),
             (Word::Changes, 0),
+            (Word::Answered, answered.0),
             (Word::Boot, self.env.storage.boot()),
         ] {
             self.page.store(word, value)?;
         }
+        Ok(())
+    }
+
+    /// Lets readers see what can be read around damage. Nothing is changed in the files.
+    fn show_damaged(&mut self, found: &Found, current: bool) -> Result<(), AppendError> {
+        if current {
+            // Others may be appending who have not met the damage; the page is theirs.
+            return Ok(());
+        }
+        self.durable = found.readable_end;
+        // Once it is repaired, the page is all that whoever recovers goes by.
+        self.found_page(found.readable_end, self.state.ceiling)?;
+        self.page.store(Word::Dirty, 0)?;
+        self.page.wake(Word::Wake)?;
         Ok(())
     }
 
@@ -304,6 +318,7 @@ impl Appender {
             (Word::End, self.end.offset.0),
             (Word::Durable, self.durable.0),
             (Word::Stopped, 0),
+            (Word::Answered, 0),
             (Word::Dirty, 0),
         ] {
             self.page.store(word, value)?;
@@ -316,8 +331,8 @@ impl Appender {
 }
 
 impl Partition {
-    /// The end that the page of this boot says, and how much of it is durable, as far as either is believed; `state` is what was
-    /// read of the file.
+    /// The end that a page says, and how much of it is durable, as far as either is believed; `state` is what was read of the
+    /// file.
     pub(crate) fn believed(
         &self,
         end: Offset,
@@ -338,6 +353,16 @@ impl Partition {
             is_reachable(end, recovery).then_some(end),
             if is_vouched { durable } else { Offset(0) },
         ))
+    }
+
+    /// How much is durable by a page of a boot before this one, as far as it is believed.
+    pub(crate) fn durable_before(&self, state: Option<&State>) -> Result<Offset, StorageError> {
+        let page = self.page_of_any_boot()?;
+        let Some(page) = page.filter(|page| page.load(Word::Magic) == watermark::MAGIC) else {
+            return Ok(Offset(0));
+        };
+        let [end, durable] = [Word::End, Word::Durable].map(|word| Offset(page.load(word)));
+        Ok(self.believed(end, durable, state)?.1)
     }
 }
 
@@ -363,18 +388,17 @@ mod tests {
         time::Duration,
     };
 
-    use teeline_core::{Epoch, Offset, Partition, Sequence};
+    use teeline_core::{Offset, Partition, Sequence};
 
     use crate::{
-        Answer, AppendError, Durability, Log, LogOptions, NewRecord, Succession, Topic,
-        TopicConfig,
+        Answer, AppendError, Durability, Log, LogOptions, NewRecord, ReadError, Topic, TopicConfig,
         fake::{FakeDisk, Fault, Operation, written_topic},
         format::{
             batch::{Builder, Place},
             record::{Control, Fields},
             watermark::Word,
         },
-        segment,
+        recovery, segment, verify,
     };
 
     const P0: Partition = Partition(0);
@@ -446,24 +470,19 @@ mod tests {
             let sound = bytes.clone();
             bytes[70] ^= 1;
             disk.set_bytes(&path, &bytes);
-            let (log, topic) = open(&disk);
+            let topic = opened(&disk);
             let refused = append(&topic, 7);
             assert!(
                 matches!(refused, Err(AppendError::Damaged(_))),
                 "{refused:?}"
             );
-            let answer = if repairs {
+            if repairs {
                 opened(&disk).repair(P0, true).unwrap();
-                append(&topic, 8)
             } else {
-                let source = "gw1.fills".parse().unwrap();
-                let writer = log.writer(&source, Epoch(1), Succession::AfterDrain);
                 disk.set_bytes(&path, &sound);
-                // It is prepared in front of the recovery, which has a record of its own to write.
-                let record = NewRecord::data(Sequence(1), 1, None, &[8; 100]);
-                let answer = writer.unwrap().append(&topic, P0, &[record]);
-                answer.map(|answer| answer.answers[0])
-            };
+                topic.reopen(P0).unwrap();
+            }
+            let answer = append(&topic, 8);
             let answer = answer.unwrap();
             assert!(
                 !answered.contains(&answer),
@@ -557,6 +576,44 @@ mod tests {
                 append(&topic, number).unwrap();
             }
             while reader.lock().unwrap().poll(10, |_| ()).unwrap() > 0 {}
+        }
+    }
+
+    /// What was synced since the last recovery point, a page of before the reboot alone knows of. HAZARDS LG-02.
+    #[test]
+    fn a_page_of_before_the_reboot_tells_damage_from_a_torn_tail() {
+        for opens_first in [false, true] {
+            let (disk, topic, mut writer) = written_topic(64 << 10);
+            for number in 1..=3 {
+                let record = NewRecord::data(Sequence(number), 1, None, &[7; 100]);
+                writer.append(&topic, P0, &[record]).unwrap();
+            }
+            drop(writer);
+            let partition = topic.to_append(P0).unwrap();
+            let end = partition.with_appender(|appender| Ok(appender.end));
+            let page = recovery::watermark_path(partition.dir());
+            let kept = disk.bytes(&page);
+            disk.cut_power();
+            disk.set_bytes(&page, &kept);
+            let path = segment::log_path(partition.dir(), Offset(0));
+            let mut bytes = disk.bytes(&path);
+            bytes[end.unwrap().file_pos as usize - 10] ^= 1;
+            disk.set_bytes(&path, &bytes);
+            let (log, topic) = open(&disk);
+            if opens_first {
+                assert!(topic.recover(P0).unwrap().damage.is_some());
+            }
+            let report = verify(&log, None, |_| ()).unwrap();
+            assert_eq!(report.damages, 1, "opened: {opens_first}");
+            let mut reader = topic.reader(P0, Offset(0)).unwrap();
+            let mut read = || reader.poll(10, |_| ());
+            assert!((0..3).any(|_| matches!(read(), Err(ReadError::Damaged(_)))));
+            let repaired = topic.repair(P0, true).unwrap();
+            assert_eq!(repaired.damages.len(), 1);
+            assert!(disk.bytes(&repaired.kept_aside[0]).len() > 100);
+            let answer = append(&topic, 8).unwrap();
+            assert!(matches!(answer, Answer::Stored { offset, .. } if offset >= Offset(3)));
+            assert_eq!(values(&topic), [7, 7, 8]);
         }
     }
 

@@ -210,7 +210,7 @@ impl Partition {
                 let durable = Offset(page.load(Word::Durable));
                 self.believed(Offset(page.load(Word::End)), durable, state.as_ref())?
             }
-            None => (None, Offset(0)),
+            None => (None, self.durable_before(state.as_ref())?),
         };
         let known = state.map_or(Offset(0), |state| state.durable);
         // `state` was read before it.

@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
@@ -213,14 +213,8 @@ impl Syncer {
     /// any more.
     pub(super) fn turn(&self, patience: Duration) -> Result<Turn<'_>, AppendError> {
         let turn = self.until(patience, || self.try_turn())?;
-        if self.lock.is_in_place()? {
-            return Ok(turn);
-        }
-        let text = format!(
-            "{} was removed or replaced while it was open: reopen the topic",
-            self.dir.display()
-        );
-        Err(StorageError::new(&self.dir, io::ErrorKind::Other, text).into())
+        refuse_removed(&*self.lock, &self.dir)?;
+        Ok(turn)
     }
 
     /// Gives the turn up and wakes who waits for it, or for what was done in it.
@@ -354,6 +348,18 @@ impl Syncer {
             source,
         }
     }
+}
+
+/// Refuses what would be done in a partition's directory by who has a lock file that is not the one there.
+pub(super) fn refuse_removed(lock: &dyn LockFile, dir: &Path) -> Result<(), StorageError> {
+    if lock.is_in_place()? {
+        return Ok(());
+    }
+    let text = format!(
+        "{} was removed or replaced while it was open: open the log anew",
+        dir.display()
+    );
+    Err(StorageError::new(dir, io::ErrorKind::Other, text))
 }
 
 /// A patience as a time on the clock; one that is too long for that lasts for ever.
