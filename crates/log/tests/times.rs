@@ -7,6 +7,7 @@ use teeline_core::{Epoch, Offset, Partition, Sequence, time::Clock};
 use teeline_log::{
     Log, LogOptions, NewRecord, Record, Retention, Succession, Topic, TopicConfig, Writer,
     fake::{FakeDisk, FakeStorage},
+    format::batch,
 };
 
 const P0: Partition = Partition(0);
@@ -191,4 +192,24 @@ fn lg_04_a_lookup_by_time_believes_the_records_and_not_the_index() {
         world.disk.set_bytes(index, &bytes);
         world.check(what, 40);
     }
+}
+
+/// Zeros in the middle of a segment, where a write was lost, are not its end.
+#[test]
+fn what_stands_behind_a_zeroed_page_is_found_by_its_time() {
+    let mut world = World::new();
+    world.append(10);
+    let times = world.times();
+    let path = Path::new("/log/fills/0/00000000000000000000.log");
+    let mut bytes = world.disk.bytes(path);
+    let magic = batch::MAGIC.to_le_bytes();
+    let starts = (0..bytes.len())
+        .step_by(8)
+        .filter(|at| bytes[*at..].starts_with(&magic));
+    let second = starts.clone().nth(1).unwrap();
+    let third = starts.clone().nth(2).unwrap();
+    bytes[second..third].fill(0);
+    world.disk.set_bytes(path, &bytes);
+    let (offset, time) = times[15];
+    assert_eq!(world.topic.offset_at(P0, time).unwrap(), offset);
 }

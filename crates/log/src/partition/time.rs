@@ -75,20 +75,25 @@ impl Partition {
     fn search(&self, start: Offset, mut search: Search) -> Result<Offset, ReadError> {
         let segments = segment::list(self.storage(), self.dir())?;
         let behind = segments.partition_point(|base| *base <= start);
-        for base in segments.iter().skip(behind.saturating_sub(1)) {
-            if let Some(offset) = self.search_segment(*base, &mut search)? {
+        let kept = segments.get(behind.saturating_sub(1)..).unwrap_or_default();
+        for (at, base) in kept.iter().enumerate() {
+            let end = kept.get(at + 1).copied().unwrap_or(search.end);
+            if let Some(offset) = self.search_segment(*base, end.min(search.end), &mut search)? {
                 return Ok(offset);
             }
         }
         Ok(search.ahead.unwrap_or(search.end))
     }
 
+    /// Searches the segment whose offsets end at `end`.
     fn search_segment(
         &self,
         base: Offset,
+        end: Offset,
         search: &mut Search,
     ) -> Result<Option<Offset>, ReadError> {
         let mut reader = SegmentReader::open(self.storage(), self.dir(), base)?;
+        let mut next = base;
         let mut pos = hint(self.storage(), self.dir(), &mut reader, search.from_ns)?;
         loop {
             match reader.batch(pos)? {
@@ -97,9 +102,11 @@ impl Partition {
                     if let Some(offset) = search.batch(&header, bytes) {
                         return Ok(Some(offset));
                     }
+                    next = header.end();
                     pos += u64::from(header.length);
                 }
-                Err(Flaw::Blank) => return Ok(None),
+                // Zeros may stand where there was something, too.
+                Err(Flaw::Blank) if next >= end => return Ok(None),
                 // What is damaged cannot say when it was appended.
                 Err(_) => match reader.resync(pos, base)? {
                     Some((behind, _)) if behind > pos => pos = behind,
