@@ -336,7 +336,12 @@ impl Part {
                 found += 1;
                 f(partition, record);
             }
-        })?;
+        });
+        if !matches!(read, Ok(1..)) {
+            // Its places are of the file that was open, which the reader may not have open any more.
+            self.stretch = None;
+        }
+        let read = read?;
         if is_behind {
             // Where offsets have holes. It is read when its turn comes.
             self.reader.seek(end);
