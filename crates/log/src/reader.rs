@@ -259,13 +259,15 @@ impl Reader {
         match self.read_at(&mut place, high_watermark) {
             Ok(()) => {
                 self.place = Some(place);
+                self.unreadable_at = None;
                 Ok(true)
             }
-            // While somebody recovers, what is cut off may still be below the high watermark.
+            // While somebody recovers, what is cut off may still be below the high watermark. Nobody cuts off what is durable.
             Err(ReadError::Damaged(_))
                 if page
                     .as_ref()
-                    .is_some_and(|page| page.load(Word::Dirty) != 0) =>
+                    .is_some_and(|page| page.load(Word::Dirty) != 0)
+                    && self.position >= self.partition.durable()? =>
             {
                 self.unreadable_at = wake;
                 Ok(false)

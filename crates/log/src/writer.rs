@@ -469,7 +469,9 @@ fn recorded(
         for partition in topic.partitions() {
             let last = match topic.last(source.id(), partition) {
                 // What cannot be read there cannot be appended to either.
-                Err(AppendError::Damaged(_)) | Ok(None) => continue,
+                Err(AppendError::Damaged(_) | AppendError::Unreadable { .. }) | Ok(None) => {
+                    continue;
+                }
                 other => other?,
             };
             let Some(last) = last else { continue };

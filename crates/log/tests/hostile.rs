@@ -21,7 +21,7 @@ use teeline_log::{
     Answer, AppendError, BatchAnswer, DiskStorage, Durability, Log, LogOptions, NewRecord,
     OpenError, ReadError, Succession, Topic, TopicConfig, TopicError, Writer,
     fake::{FakeDisk, Fault, Operation},
-    format::{record, watermark::Word},
+    format::{batch, record, watermark::Word},
     storage::{LockFile, Storage},
     verify,
 };
@@ -679,4 +679,160 @@ fn a_file_that_is_longer_than_any_of_its_kind_is_refused_by_name() {
             "{refused}"
         );
     }
+}
+
+/// Everything that can be read, by offset: damage is passed over.
+fn readable(log: &Log, topic: &Topic) -> Vec<u64> {
+    let (mut found, mut reader) = (Vec::new(), log.reader(topic, P0, Offset(0)).unwrap());
+    loop {
+        match reader.poll(10, |record| found.push(record.offset.0)) {
+            Ok(0) => return found,
+            Ok(_) => {}
+            Err(ReadError::Damaged(damage)) => reader.seek(damage.offsets.end),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+const FIRST: &str = "/log/fills/0/00000000000000000000.log";
+
+/// HAZARDS LG-02: `dirty` stands until somebody recovers, who cuts off nothing that is durable.
+#[test]
+fn damage_beside_an_append_that_failed_is_told_to_readers() {
+    let disk = FakeDisk::new(1);
+    let (log, topic) = in_memory(&disk, &config(Durability::SyncEachBatch), &impatient());
+    let mut ours = writer(&log, 1);
+    for number in 1..=20 {
+        append(&topic, P0, &mut ours, number, b"a fill").unwrap();
+    }
+    let mut bytes = disk.bytes(FIRST.as_ref());
+    let mut places = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(b"a fill"));
+    let third = places.nth(2).unwrap();
+    bytes[third] ^= 1;
+    disk.set_bytes(FIRST.as_ref(), &bytes);
+    disk.fail(Fault {
+        operation: Operation::Write,
+        path_contains: ".log".to_owned(),
+        nth: 1,
+        kind: std::io::ErrorKind::Other,
+    });
+    append(&topic, P0, &mut ours, 21, b"a fill").unwrap_err();
+    let mut reader = log.reader(&topic, P0, Offset(0)).unwrap();
+    assert_eq!(reader.poll(2, |_| {}).unwrap(), 2);
+    let told = reader.poll(10, |_| {});
+    let Err(ReadError::Damaged(damage)) = told else {
+        panic!("{told:?}");
+    };
+    assert_eq!(damage.offsets, Offset(2)..Offset(3));
+    let expected: Vec<_> = (0..20).filter(|offset| *offset != 2).collect();
+    assert_eq!(readable(&log, &topic), expected);
+}
+
+/// A segment that was copied from another log: each of its batches is whole, and none follows.
+#[test]
+fn a_segment_of_another_history_is_mended() {
+    let made = |value: &[u8], crashes: u32| {
+        let disk = FakeDisk::new(1);
+        let (mut log, mut topic) =
+            in_memory(&disk, &config(Durability::SyncEachBatch), &impatient());
+        for _ in 0..crashes {
+            disk.cut_power();
+            log = Log::open_on(disk.process(), ROOT, &impatient()).unwrap();
+            topic = log.topic(&"fills".parse().unwrap()).unwrap();
+            topic.recover(P0).unwrap();
+        }
+        let mut ours = writer(&log, 1);
+        for number in 1..=90 {
+            append(&topic, P0, &mut ours, number, value).unwrap();
+        }
+        log.close().unwrap();
+        disk
+    };
+    // Each crash begins a new term.
+    let (disk, other) = (made(&[1; 100], 3), made(&[2; 100], 0));
+    let files = disk.files(Path::new("/log/fills/0")).into_iter();
+    let is_log = |path: &std::path::PathBuf| path.extension().is_some_and(|end| end == "log");
+    let second = files.filter(is_log).nth(1).unwrap();
+    disk.set_bytes(&second, &other.bytes(&second));
+    disk.cut_power();
+    let log = Log::open_on(disk.process(), ROOT, &impatient()).unwrap();
+    let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    assert!(!topic.repair(P0, true).unwrap().is_sound());
+    assert!(topic.repair(P0, false).unwrap().is_sound());
+    assert_eq!(readable(&log, &topic), (0..90).collect::<Vec<_>>());
+    append(&topic, P0, &mut writer(&log, 1), 91, b"a fill").unwrap();
+}
+
+/// A topic may carry what was in another log, or what somebody sends who wants to be taken for the log. HAZARDS LG-02.
+#[test]
+fn a_batch_inside_a_value_is_no_batch_of_the_log() {
+    let disk = FakeDisk::new(1);
+    let (log, topic) = in_memory(&disk, &config(Durability::SyncEachBatch), &impatient());
+    let mut ours = writer(&log, 1);
+    let mut builder = batch::Builder::default();
+    builder.clear();
+    builder.push(record::Fields {
+        value: b"forged",
+        ..record::Fields::default()
+    });
+    let place = batch::Place {
+        base: Offset(5000),
+        term: 1,
+        durable: Offset(0),
+        previous: 0,
+    };
+    let inner = builder.finish(place).0.to_vec();
+    for number in 1..=20 {
+        let value = if number == 5 { &inner[..] } else { b"a fill" };
+        append(&topic, P0, &mut ours, number, value).unwrap();
+    }
+    let mut bytes = disk.bytes(FIRST.as_ref());
+    let mut parts = bytes.windows(inner.len());
+    let at = parts.position(|part| part == &inner[..]).unwrap();
+    bytes[at - 40] ^= 1;
+    disk.set_bytes(FIRST.as_ref(), &bytes);
+    let expected: Vec<_> = (0..20).filter(|offset| *offset != 4).collect();
+    assert_eq!(readable(&log, &topic), expected);
+    disk.cut_power();
+    let log = Log::open_on(disk.process(), ROOT, &impatient()).unwrap();
+    let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    let repaired = topic.repair(P0, true).unwrap();
+    assert_eq!(repaired.damages.len(), 1);
+    assert_eq!(repaired.damages[0].offsets, Offset(4)..Offset(5));
+    let expected: Vec<_> = (0..20).collect();
+    assert_eq!(
+        readable(&log, &topic),
+        expected,
+        "with one that says what is lost"
+    );
+}
+
+/// What is wrong with one partition keeps no source from being written elsewhere.
+#[test]
+fn a_partition_without_snapshots_keeps_no_source_from_its_writer() {
+    let disk = FakeDisk::new(1);
+    let (log, topic) = in_memory(&disk, &config(Durability::SyncEachBatch), &impatient());
+    let other = log.create_topic(
+        &"other".parse().unwrap(),
+        &config(Durability::SyncEachBatch),
+    );
+    append(&other.unwrap(), P0, &mut writer(&log, 2), 1, b"a fill").unwrap();
+    log.close().unwrap();
+    drop((log, topic));
+    disk.cut_power();
+    for slot in ["a", "b"] {
+        let path = format!("/log/other/0/producers.snapshot.{slot}");
+        if disk.files(path.as_ref()).contains(&path.clone().into()) {
+            disk.set_bytes(path.as_ref(), &[0xFF; 100]);
+        }
+    }
+    let log = Log::open_on(disk.process(), ROOT, &impatient()).unwrap();
+    let other = log.topic(&"other".parse().unwrap()).unwrap();
+    let refused = other.recover(P0);
+    assert!(
+        matches!(refused, Err(AppendError::Unreadable { .. })),
+        "{refused:?}"
+    );
+    let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    append(&topic, P0, &mut writer(&log, 1), 1, b"a fill").unwrap();
 }

@@ -207,7 +207,7 @@ pub fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
     if header.flags & !REWRITTEN != 0 {
         return wrong("flags", header.flags.into());
     }
-    let is_empty = header.count == 0 && !header.is_rewritten() || header.span == 0;
+    let is_empty = !header.is_rewritten() && (header.count == 0 || header.span == 0);
     if is_empty || header.count != count {
         return wrong("count", header.count.into());
     }

@@ -492,7 +492,8 @@ impl Survey {
             offsets: damage.offsets.clone(),
             place: Place {
                 base: front.offset,
-                term: front.term,
+                // What is behind may be of another history.
+                term: front.term.min(behind.term),
                 durable: front.offset,
                 previous: behind.previous,
             },
