@@ -11,7 +11,7 @@ use teeline_core::{
     recorder::{Hop, Recorder},
     time::Clock,
 };
-use teeline_log::{Answer, Progress, Writer};
+use teeline_log::{Answer, LastStored, Progress, Writer};
 use teeline_os::hold;
 use teeline_ring::{Consumer, Frame, Message};
 
@@ -33,6 +33,8 @@ pub(crate) struct Joint {
     pub(crate) consumer: Consumer,
     pub(crate) writer: Writer,
     pub(crate) plan: Plan,
+    /// The last record of this epoch in each partition that has one: the progress may be behind it.
+    pub(crate) stored: Vec<LastStored>,
     pub(crate) limits: BatchLimits,
     /// Whether the ring's epochs are those of its epoch frames.
     pub(crate) relayed: bool,
@@ -111,7 +113,10 @@ impl<'a> Agent<'a> {
         let progress = joint.writer.progress();
         let released = joint.consumer.last_released();
         let mut cycle = Cycle {
-            batches: targets.iter().map(|_| Batch::default()).collect(),
+            batches: targets
+                .iter()
+                .map(|target| Batch::behind(target.last_of(&joint.stored)))
+                .collect(),
             progress,
             taken: released,
             frames: 0,
@@ -471,7 +476,8 @@ impl Taker<'_> {
 }
 
 impl Cycle {
-    /// `first` to `last` never come: every partition is told that could have been theirs.
+    /// `first` to `last` never come: every partition is told that could have been theirs and has none of them. They count
+    /// as lost, also those that a bridge stored which was killed before it could say so: they are not looked at again.
     fn lose(&mut self, targets: &[Target], source: SourceId, first: Sequence, last: Sequence) {
         let identity = Identity {
             source,
@@ -586,7 +592,7 @@ mod tests {
         };
         let source: SourceName = "gw1.fills".parse().unwrap();
         let mut cycle = Cycle {
-            batches: vec![Batch::default()],
+            batches: vec![Batch::behind(Sequence::NONE)],
             progress: Progress {
                 through: Sequence(10),
                 routed: 10,
@@ -641,7 +647,10 @@ mod tests {
             })
             .collect();
         let mut cycle = Cycle {
-            batches: vec![Batch::default(), Batch::default()],
+            batches: targets
+                .iter()
+                .map(|_| Batch::behind(Sequence::NONE))
+                .collect(),
             progress: Progress::start(EPOCH),
             taken: Sequence::NONE,
             frames: 0,

@@ -6,12 +6,14 @@ use teeline_core::Sequence;
 use teeline_log::NewRecord;
 
 /// Records on their way to one partition, in the order of their numbers. Keeps its memory from cycle to cycle.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Batch {
     bytes: Vec<u8>,
     entries: Vec<Entry>,
     /// How many of the entries are in the log.
     appended: usize,
+    /// The last number of the epoch that the partition had when the agent attached.
+    stored: Sequence,
 }
 
 /// One record, its key and value in the bytes of its batch.
@@ -37,6 +39,16 @@ impl Batch {
     /// What a record takes beside its key and value, at most.
     const RECORD_OVERHEAD_BYTES: usize = 128;
 
+    /// Goes to a partition that has what is its own of the epoch through `stored`.
+    pub(crate) fn behind(stored: Sequence) -> Self {
+        Self {
+            bytes: Vec::new(),
+            entries: Vec::new(),
+            appended: 0,
+            stored,
+        }
+    }
+
     pub(crate) fn push_message(
         &mut self,
         sequence: Sequence,
@@ -57,7 +69,12 @@ impl Batch {
         });
     }
 
+    /// What the partition has is not missing there: the log would take a gap over it for another message.
     pub(crate) fn push_gap(&mut self, first: Sequence, last: Sequence) {
+        let first = first.max(self.stored.next());
+        if first > last {
+            return;
+        }
         self.entries.push(Entry {
             sequence: last,
             kind: 0,
@@ -119,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_batch_goes_out_in_pieces_that_fit_and_a_record_too_large_goes_alone() {
-        let mut batch = Batch::default();
+        let mut batch = Batch::behind(Sequence::NONE);
         for (sequence, len) in (1..).zip([100, 100, 100, 5_000, 0]) {
             batch.push_message(Sequence(sequence), 7, Some(b"k"), &vec![9; len], None);
         }
@@ -138,5 +155,16 @@ mod tests {
             pieces.push(piece);
         }
         assert_eq!(pieces, [vec![1, 2], vec![3], vec![4], vec![5, 9]]);
+    }
+
+    #[test]
+    fn a_gap_begins_behind_what_the_partition_has_and_is_none_if_it_has_all() {
+        let mut batch = Batch::behind(Sequence(5));
+        for (first, last) in [(1, 4), (2, 5), (3, 8), (9, 9)] {
+            batch.push_gap(Sequence(first), Sequence(last));
+        }
+        let gaps = batch.next(usize::MAX).iter();
+        let gaps = gaps.map(|gap| (gap.gap_first.unwrap().0, gap.sequence.0));
+        assert_eq!(gaps.collect::<Vec<_>>(), [(6, 8), (9, 9)]);
     }
 }

@@ -5,7 +5,7 @@ mod history;
 use std::{collections::BTreeMap, path::PathBuf};
 
 use teeline_core::{Identity, Name, Partition, Sequence};
-use teeline_log::{Log, Topic, TopicError};
+use teeline_log::{LastStored, Log, Topic, TopicError};
 
 use self::history::Version;
 use crate::{
@@ -72,6 +72,16 @@ pub(crate) enum Destination<'p> {
 pub(crate) struct Target {
     pub(crate) topic: Topic,
     pub(crate) partition: Partition,
+}
+
+impl Target {
+    /// The last number that it has by `stored`.
+    pub(crate) fn last_of(&self, stored: &[LastStored]) -> Sequence {
+        stored
+            .iter()
+            .find(|last| last.topic == *self.topic.name() && last.partition == self.partition)
+            .map_or(Sequence::NONE, |last| last.sequence)
+    }
 }
 
 /// A [`History`] resolved against the topics of a log.

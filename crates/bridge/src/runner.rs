@@ -10,8 +10,8 @@ use std::{
 
 use teeline_core::{Sequence, recorder::Recorder};
 use teeline_log::{
-    AppendError, Log, LogOptions, Progress, ResumeError, Standstill, Succession, Topic, TopicError,
-    Writer, WriterError,
+    AppendError, LastStored, Log, LogOptions, Progress, ResumeError, Standstill, Succession, Topic,
+    TopicError, Writer, WriterError,
 };
 use teeline_os::{SystemClock, cpu, hold, sleep, state::StateDir};
 use teeline_ring::{AttachError, AttachOptions, Consumer};
@@ -528,7 +528,7 @@ impl Tender<'_> {
                 witnessed: false,
             });
         }
-        let plan = self.plan(&writer)?;
+        let (plan, stored) = self.plan(&writer)?;
         if let Some(next) = begins {
             begin_epoch(&mut writer, &mut consumer, next)?;
         }
@@ -542,6 +542,7 @@ impl Tender<'_> {
             consumer,
             writer,
             plan,
+            stored,
             limits: self.config.batch,
             relayed: self.config.relayed,
             #[cfg(feature = "test-switches")]
@@ -554,22 +555,19 @@ impl Tender<'_> {
         )))
     }
 
-    /// Where messages go: as the configuration says, and before that as the log has it recorded.
-    fn plan(&self, writer: &Writer) -> Result<Plan, AgentError> {
+    /// Where messages go: as the configuration says, and before that as the log has it recorded. With it, the last record of
+    /// the epoch in each partition.
+    fn plan(&self, writer: &Writer) -> Result<(Plan, Vec<LastStored>), AgentError> {
         let log = &self.bridge.log;
         let (source, epoch, through) = (writer.source(), writer.epoch(), writer.progress().through);
         let path = record::path(log, source, "routes");
         let recorded = History::read(&path)?;
         let rules = Rules::new(&self.config.routes, self.config.others);
-        let resumed = log.resume(source)?;
-        let stored = resumed
-            .partitions
-            .iter()
-            .filter(|last| last.epoch == epoch)
-            .map(|last| last.sequence)
-            .max()
-            .unwrap_or(Sequence::NONE);
-        let history = History::go_on(recorded.as_ref(), epoch, through, stored, rules);
+        let mut stored = log.resume(source)?.partitions;
+        stored.retain(|last| last.epoch == epoch);
+        let newest = stored.iter().map(|last| last.sequence).max();
+        let newest = newest.unwrap_or(Sequence::NONE);
+        let history = History::go_on(recorded.as_ref(), epoch, through, newest, rules);
         let plan = Plan::resolve(log, &history, &self.config.routes)?;
         if recorded.as_ref() != Some(&history) {
             history.write(&path)?;
@@ -581,7 +579,7 @@ impl Tender<'_> {
                 });
             }
         }
-        Ok(plan)
+        Ok((plan, stored))
     }
 
     /// Opens a partition for appending, and says what had to be put right. One that was stopped by a failed sync is

@@ -5,8 +5,8 @@ use std::{collections::VecDeque, fmt, io};
 use teeline_core::{Epoch, Partition, Sequence, SourceName, time::Clock};
 use teeline_feed::{Event, Session, Start, Subscription, Transport};
 use teeline_log::{
-    Answer, AppendError, Durability, Log, NewRecord, Progress, ResumeError, Succession, Topic,
-    Writer, WriterError, storage::StorageError,
+    Answer, AppendError, Durability, Log, NewRecord, Progress, ResumeError, ResumePoint,
+    Succession, Topic, Writer, WriterError, storage::StorageError,
 };
 use teeline_os::state::StateDir;
 
@@ -126,12 +126,13 @@ impl<'a, T: Transport> FeedToLog<'a, T> {
         log: &Log,
         source: &SourceName,
     ) -> Result<Option<(Start, Vec<Session>)>, RecordingError> {
-        let progress = log.resume(source)?.progress;
+        let resumed = log.resume(source)?;
         let sessions = RecordedSessions::read(log, source)?;
-        Ok(progress.map(|progress| {
+        Ok(resumed.progress.map(|progress| {
+            let stored = last_stored(&resumed, progress.epoch);
             let start = Start::From {
                 session: sessions.stored(progress.epoch),
-                next: progress.through.next(),
+                next: progress.through.max(stored).next(),
             };
             (start, sessions.before(progress.epoch))
         }))
@@ -241,16 +242,21 @@ impl<'a, T: Transport> FeedToLog<'a, T> {
         // One writer at a time, of this process, too.
         self.writer = None;
         let mut writer = self.log.writer(&self.source, epoch, Succession::Abandon)?;
-        let progress = writer.progress();
-        if progress.through < Sequence(next.0.saturating_sub(1)) {
+        let mut progress = writer.progress();
+        let before = Sequence(next.0.saturating_sub(1));
+        let stored = last_stored(&self.log.resume(&self.source)?, epoch).min(before);
+        if progress.through < stored {
+            // By a recorder that was killed before it could say so: it does not come again.
+            progress.duplicate += stored.0 - progress.through.0;
+            progress.through = stored;
+        }
+        if progress.through < before {
             // Recording begins in the middle: what was before is not wanted.
-            let through = Sequence(next.0 - 1);
-            let skipped = progress.skipped + (through.0 - progress.through.0);
-            writer.store_progress(&Progress {
-                through,
-                skipped,
-                ..progress
-            })?;
+            progress.skipped += before.0 - progress.through.0;
+            progress.through = before;
+        }
+        if progress != writer.progress() {
+            writer.store_progress(&progress)?;
         }
         self.writer = Some(writer);
         Ok(())
@@ -318,6 +324,13 @@ impl<'a, T: Transport> FeedToLog<'a, T> {
         writer.store_progress(&progress)?;
         Ok(stored)
     }
+}
+
+/// The last number of `epoch` in the log: the progress may be behind it.
+fn last_stored(resumed: &ResumePoint, epoch: Epoch) -> Sequence {
+    let of_it = resumed.partitions.iter().filter(|last| last.epoch == epoch);
+    let numbers = of_it.map(|last| last.sequence);
+    numbers.max().unwrap_or(Sequence::NONE)
 }
 
 impl Entry {

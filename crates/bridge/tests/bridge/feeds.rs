@@ -19,7 +19,9 @@ use teeline_feed::{
     Receiver, ReceiverOptions, RetransmitOptions, RetransmitServer, Session, Sessions, Start,
     Subscription, Transport,
 };
-use teeline_log::{Control, Durability, Log, LogOptions, Succession, Topic, TopicConfig};
+use teeline_log::{
+    Control, Durability, Log, LogOptions, NewRecord, Succession, Topic, TopicConfig,
+};
 use teeline_os::{SystemClock, state::StateDir};
 use teeline_ring::{
     AttachOptions, Consumer, Frame, MessageType, Producer, PublishError, RingOptions,
@@ -714,18 +716,7 @@ fn what_a_recorder_loses_is_a_gap_record_and_the_numbers_add_up() {
     assert!(progress.ended, "the end was witnessed");
     assert!(progress.lost >= 400, "{progress:?}");
     assert_eq!(progress.routed + progress.lost, 1_000);
-    let mut next = 1;
-    let mut reader = topic.reader(Partition(0), Offset(0)).unwrap();
-    let read = reader.poll(usize::MAX, |record| {
-        let last = record.identity.unwrap().sequence.0;
-        match record.control {
-            Some(Control::Gap { first, .. }) => assert_eq!(first.0, next),
-            _ => assert_eq!(last, next),
-        }
-        next = last + 1;
-    });
-    assert!(read.unwrap() > 500);
-    assert_eq!(next, 1_001);
+    assert!(assert_accounted_for(&topic, 1_000) > 500);
     // What was lost is said not to be there, and what follows is.
     let mut store = LogStore::new(&log, topic, &feed()).unwrap();
     let mut first = None;
@@ -737,6 +728,62 @@ fn what_a_recorder_loses_is_a_gap_record_and_the_numbers_add_up() {
         })
         .unwrap();
     assert!(first.unwrap() > 800 - 100);
+}
+
+/// Every number of a recorded feed is in the log, as a message or as part of a gap; how many records that are.
+#[track_caller]
+fn assert_accounted_for(topic: &Topic, through: u64) -> usize {
+    let mut next = 1;
+    let mut reader = topic.reader(Partition(0), Offset(0)).unwrap();
+    let read = reader.poll(usize::MAX, |record| {
+        let last = record.identity.unwrap().sequence.0;
+        match record.control {
+            Some(Control::Gap { first, .. }) => assert_eq!(first.0, next),
+            _ => assert_eq!(last, next),
+        }
+        next = last + 1;
+    });
+    assert_eq!(next, through + 1);
+    read.unwrap()
+}
+
+/// A gap over what a recorder stored which was killed before it could say so would be another message under its number.
+#[test]
+fn a_recorder_goes_on_behind_what_is_stored_beyond_the_progress() {
+    let host = Host::new();
+    let (log, topic) = recording_log(&host);
+    let network = Rc::new(RefCell::new(Network::default()));
+    let begun = Numbering::begin(&host.state, &feed(), &SystemClock, None).unwrap();
+    let epoch = begun.session.epoch().unwrap();
+    let mut writer = log.writer(&feed(), epoch, Succession::Abandon).unwrap();
+    let stored: Vec<_> = (1..=20).map(message).collect();
+    let stored: Vec<_> = (1..)
+        .zip(&stored)
+        .map(|(number, bytes)| NewRecord::data(Sequence(number), ITCH.0, None, bytes))
+        .collect();
+    writer.append_placed(&topic, Partition(0), &stored).unwrap();
+    assert_eq!(writer.progress().through, Sequence::NONE);
+    drop(writer);
+    // Only the last 100 are asked for with success.
+    let mut sender = publication::<LogStore>(begun, None, &network);
+    let mut now = MS;
+    for number in 1..=200 {
+        sender.publish(&message(number)).unwrap();
+        now += MS;
+        sender.do_work(now).unwrap();
+    }
+    network.borrow_mut().line.clear();
+    let mut recorder = recorder(&log, &topic, &network);
+    for _ in 0..100 {
+        now += 10 * MS;
+        sender.do_work(now).unwrap();
+        recorder.do_work(now).unwrap();
+    }
+    let progress = recorder.progress().unwrap();
+    assert_eq!((progress.through, progress.duplicate), (Sequence(200), 20));
+    assert!(progress.lost >= 80, "{progress:?}");
+    assert_eq!(progress.routed + progress.lost, 180);
+    assert!(assert_accounted_for(&topic, 200) > 100);
 }
 
 /// `NAME.sessions` of one source beside all that another one has, which is named so.

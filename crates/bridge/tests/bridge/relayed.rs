@@ -297,6 +297,47 @@ fn a_session_that_is_relayed_again_into_a_new_ring_is_stored_once() {
     assert!(!place.progress().ended);
 }
 
+/// What the log has and its progress does not know of is no conflict with a gap over it: partitions are told of what is
+/// behind the last that they have.
+#[test]
+fn a_gap_over_what_is_stored_beyond_the_progress_is_told_behind_that() {
+    let place = Place::new();
+    place.create_ring();
+    let mut relay = Relay::default();
+    relay.begin(&mut place.producer(), 100, 1);
+    relay.publish(&mut place.producer(), 60);
+    Child::start(&place, &routes(), Some("bridge.appended#1")).kill_when_held();
+    let stored = place.content();
+    assert_eq!(place.progress().through, Sequence::NONE);
+    assert!(!stored.of("fills").is_empty());
+    teeline_ring::remove(place.ring(), true).unwrap();
+    place.create_ring();
+    let mut again = Relay::default();
+    let mut producer = place.producer();
+    again.begin(&mut producer, 100, 1);
+    again.lose(&mut producer, 80);
+    again.publish(&mut producer, 5);
+    let events = place.drain_well(&routes());
+    let lost = events.iter().find_map(|event| match event {
+        BridgeEvent::Lost { first, last, .. } => Some((first.0, last.0)),
+        _ => None,
+    });
+    assert_eq!(lost, Some((1, 80)));
+    let content = place.content();
+    let mut expected = stored.of("fills");
+    expected.extend(stored.of("orders"));
+    expected.extend(again.messages);
+    content.assert_exactly(&expected);
+    for (key, gaps) in &content.gaps {
+        let has = stored.messages.get(key).and_then(|facts| facts.last());
+        let first = has.map_or(Sequence(1), |last| last.sequence.next());
+        assert_eq!(gaps, &[(Epoch(100), first, Sequence(80))], "{key:?}");
+    }
+    assert_eq!(content.gaps.len(), 5);
+    let progress = place.progress();
+    assert_eq!((progress.through, progress.lost), (Sequence(85), 80));
+}
+
 impl Relay {
     /// Takes over from another record what it published under these numbers.
     fn publish_again(&mut self, other: &Self, numbers: std::ops::RangeInclusive<u64>) {
