@@ -119,8 +119,8 @@ pub enum AgentError {
     /// A ring that the configuration says is relayed, with a frame of which neither the ring nor the log tells the epoch.
     #[error(
         "neither the ring of {source_name} nor the log says to which session its next frame belongs: if nothing relays a \
-         feed into it, leave `relayed` out for this source; if something does, evict the ring's consumer and rejoin, and \
-         what was skipped is told"
+         feed into it, leave `relayed` out for this source; if something does, evict the ring's consumer, and start \
+         the bridge when the relay has written over that frame: what was skipped is told"
     )]
     NoSession {
         /// The source.

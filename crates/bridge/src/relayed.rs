@@ -21,7 +21,7 @@ const LOOKS: usize = 16;
 /// What a bridge does first in a relayed ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stand {
-    /// Nothing was relayed yet.
+    /// Nothing was relayed yet, or nothing that says of which session it is.
     NoSession,
     /// Goes on within an epoch.
     Within(Epoch),
@@ -65,6 +65,14 @@ pub(crate) fn stand(
         return Ok(Stand::Within(within));
     }
     consumer.rewind();
+    if consumer.lost().is_some() && before.is_none() {
+        // Another session may have begun in what was lost.
+        return if pass_over_to_session(consumer)? {
+            stand(consumer, dir, source, recorded)
+        } else {
+            Ok(Stand::NoSession)
+        };
+    }
     let recorded = recorded.map(|recorded| recorded.epoch);
     match before.or(recorded.filter(|_| position > Position(0))) {
         Some(epoch) => Ok(Stand::Within(epoch)),
@@ -73,6 +81,24 @@ pub(crate) fn stand(
             source_name: source.clone(),
         }),
     }
+}
+
+/// Releases what is in front of the next epoch frame; false if none is there yet.
+fn pass_over_to_session(consumer: &mut Consumer) -> Result<bool, AgentError> {
+    let mut frames = 0;
+    let mut is_session = false;
+    while !is_session {
+        let found = consumer.peek(1, |frame| is_session = matches!(frame, Frame::Epoch { .. }))?;
+        if found == 0 {
+            consumer.rewind();
+            return Ok(false);
+        }
+        frames += usize::from(!is_session);
+    }
+    consumer.rewind();
+    consumer.peek(frames, |_| {})?;
+    consumer.release_all();
+    Ok(true)
 }
 
 /// The epoch of the last epoch frame in front of `position` that is still there.

@@ -467,14 +467,20 @@ impl Tender<'_> {
             takeover_wait: TAKEOVER_WAIT,
             ..AttachOptions::default()
         };
-        let mut consumer =
-            match Consumer::attach(&self.config.ring, &self.config.consumer, &options) {
-                Ok(consumer) => consumer,
-                Err(error @ AttachError::NotFound { .. }) => return not_yet("no ring", error),
-                Err(error @ AttachError::Retired { .. }) => return not_yet("retired", error),
-                Err(error @ AttachError::OwnerAlive { .. }) => return not_yet("ring held", error),
-                Err(error) => return Err(error.into()),
-            };
+        let (ring, name) = (&self.config.ring, &self.config.consumer);
+        let attached = match Consumer::attach(ring, name, &options) {
+            // What was written over since is lost, and the agent says so.
+            Err(AttachError::Evicted { .. }) => Consumer::rejoin(ring, name, &options),
+            attached => attached,
+        };
+        let mut consumer = match attached {
+            Ok(consumer) => consumer,
+            Err(error @ AttachError::NotFound { .. }) => return not_yet("no ring", error),
+            Err(error @ AttachError::Retired { .. }) => return not_yet("retired", error),
+            Err(error @ AttachError::OwnerAlive { .. }) => return not_yet("ring held", error),
+            Err(error @ AttachError::TooFast { .. }) => return not_yet("too fast", error),
+            Err(error) => return Err(error.into()),
+        };
         let source = consumer.ring().source().clone();
         for topic in self.bridge.log.topics().map_err(ResumeError::from)? {
             for partition in topic.partitions() {

@@ -2,9 +2,10 @@
 
 use std::fs;
 
-use teeline_bridge::{Bridge, BridgeEvent};
+use teeline_bridge::{Bridge, BridgeEvent, LossCause};
 use teeline_core::{Epoch, Sequence, time::Clock};
 use teeline_os::state::StateDir;
+use teeline_ring::AttachOptions;
 
 use crate::{
     place::{Fact, Place, ROUTES, drain, payload, publish},
@@ -22,6 +23,17 @@ fn ends(events: &[BridgeEvent]) -> Vec<(Epoch, Sequence, bool)> {
         _ => None,
     });
     ends.collect()
+}
+
+/// What was said to be lost, and why.
+pub(crate) fn losses(events: &[BridgeEvent]) -> Vec<(u64, u64, LossCause)> {
+    let losses = events.iter().filter_map(|event| match event {
+        BridgeEvent::Lost {
+            first, last, cause, ..
+        } => Some((first.0, last.0, *cause)),
+        _ => None,
+    });
+    losses.collect()
 }
 
 fn publish_some(place: &Place, count: u64) -> Vec<Fact> {
@@ -193,6 +205,39 @@ fn a_consumer_that_the_ring_does_not_have_is_refused() {
         error.contains("has no consumer `brigde`; it has bridge"),
         "{error}"
     );
+}
+
+/// An operator evicts a bridge that is dead, so that the producer goes on. When it lives again, what it missed is told.
+#[test]
+fn an_evicted_bridge_comes_back_and_records_what_it_has_lost() {
+    let place = Place::new();
+    place.create_ring();
+    let mut published = publish_some(&place, 30);
+    place.drain_well(ROUTES);
+    let evict = || {
+        let name = "bridge".parse().unwrap();
+        teeline_ring::evict(place.ring(), &name, false, &AttachOptions::default()).unwrap();
+    };
+    evict();
+    published.extend(publish_some(&place, 20));
+    let events = place.drain_well(ROUTES);
+    assert_eq!(losses(&events), [], "all of it is still there");
+    place.content().assert_exactly(&published);
+    evict();
+    let missed = publish_some(&place, 3_000);
+    let events = place.drain_well(ROUTES);
+    let [(51, last, LossCause::ReleasedBefore)] = losses(&events)[..] else {
+        panic!("{events:#?}");
+    };
+    published.extend(missed.into_iter().filter(|fact| fact.sequence.0 > last));
+    assert!((1_000..3_000).contains(&last), "{last}");
+    place.content().assert_exactly(&published);
+    let progress = place.progress();
+    assert_eq!(
+        (progress.through, progress.lost),
+        (Sequence(3_050), last - 50)
+    );
+    assert_eq!(place.released(), Sequence(3_050));
 }
 
 /// HAZARDS RB-08: whatever is left of a ring, the bridge starts or says what to remove; it neither panics nor hangs.

@@ -4,10 +4,11 @@ use std::{fs, path::Path};
 
 use teeline_bridge::{AgentError, BridgeError, BridgeEvent, LossCause};
 use teeline_core::{Epoch, Partition, Sequence};
-use teeline_ring::{MessageType, Producer};
+use teeline_ring::{AttachOptions, Consumer, MessageType, Producer, PublishError};
 
 use crate::{
     kills::Child,
+    lives::losses,
     place::{Content, Fact, Place, ROUTES, payload},
     running::{attached_in, while_running},
 };
@@ -51,20 +52,25 @@ impl Relay {
     }
 
     fn publish(&mut self, producer: &mut Producer, count: u64) {
-        let (epoch, first) = self.on.unwrap();
-        for number in first..first + count {
-            let kind = 1 + u16::try_from(number % 4).unwrap();
-            let value = payload(epoch.0 * 7 + number);
-            let sequence = producer.publish(MessageType(kind), &value).unwrap();
-            assert_eq!(sequence, Sequence(number));
-            self.messages.push(Fact {
-                epoch,
-                sequence,
-                kind,
-                value,
-            });
+        for _ in 0..count {
+            self.try_publish(producer).unwrap();
         }
-        self.passed(first + count);
+    }
+
+    fn try_publish(&mut self, producer: &mut Producer) -> Result<(), PublishError> {
+        let (epoch, number) = self.on.unwrap();
+        let kind = 1 + u16::try_from(number % 4).unwrap();
+        let value = payload(epoch.0 * 7 + number);
+        let sequence = producer.publish(MessageType(kind), &value)?;
+        assert_eq!(sequence, Sequence(number));
+        self.messages.push(Fact {
+            epoch,
+            sequence,
+            kind,
+            value,
+        });
+        self.passed(number + 1);
+        Ok(())
     }
 
     fn lose(&mut self, producer: &mut Producer, count: u64) {
@@ -318,11 +324,7 @@ fn a_gap_over_what_is_stored_beyond_the_progress_is_told_behind_that() {
     again.lose(&mut producer, 80);
     again.publish(&mut producer, 5);
     let events = place.drain_well(&routes());
-    let lost = events.iter().find_map(|event| match event {
-        BridgeEvent::Lost { first, last, .. } => Some((first.0, last.0)),
-        _ => None,
-    });
-    assert_eq!(lost, Some((1, 80)));
+    assert_eq!(losses(&events), [(1, 80, LossCause::GapFrame)]);
     let content = place.content();
     let mut expected = stored.of("fills");
     expected.extend(stored.of("orders"));
@@ -425,13 +427,47 @@ fn a_new_log_is_told_what_a_relayed_ring_had_released_before() {
     relay.remind(&mut producer);
     relay.publish(&mut producer, 8);
     let events = place.drain_well(&routes());
-    let lost = events.iter().find_map(|event| match event {
-        BridgeEvent::Lost {
-            first, last, cause, ..
-        } => Some((first.0, last.0, *cause)),
-        _ => None,
-    });
-    assert_eq!(lost, Some((1, 40, LossCause::ReleasedBefore)));
+    assert_eq!(losses(&events), [(1, 40, LossCause::ReleasedBefore)]);
+    relay.assert_in_log(&place);
+}
+
+/// A session may have begun in what was written over meanwhile: nothing is stored under an epoch that may be another's.
+#[test]
+fn a_bridge_that_was_evicted_from_a_relayed_ring_goes_on_where_a_session_is_named() {
+    let place = Place::new();
+    place.create_ring();
+    let mut relay = Relay::default();
+    let mut producer = place.producer();
+    relay.begin(&mut producer, 100, 1);
+    relay.publish(&mut producer, 30);
+    place.drain_well(&routes());
+    let (name, options) = ("bridge".parse().unwrap(), AttachOptions::default());
+    teeline_ring::evict(place.ring(), &name, false, &options).unwrap();
+    relay.begin(&mut producer, 200, 1);
+    for _ in 0..40 {
+        relay.publish(&mut producer, 50);
+        relay.remind(&mut producer);
+    }
+    // Killed as soon as it is counted: the relay goes on, and writes over all that was in front of it.
+    let rejoined = Consumer::rejoin(place.ring(), &name, &options).unwrap();
+    let released = rejoined.last_released();
+    drop(rejoined);
+    while relay.try_publish(&mut producer).is_ok() {}
+
+    let events = place.drain_well(&routes());
+    assert_eq!(ends(&events), [(100, 30, false)]);
+    let [(1, last, LossCause::ReleasedBefore)] = losses(&events)[..] else {
+        panic!("{events:#?}");
+    };
+    // Up to the next frame that names the session.
+    assert!(
+        (released.0..released.0 + 50).contains(&last),
+        "{released} {last}"
+    );
+    relay
+        .messages
+        .retain(|fact| fact.epoch == Epoch(100) || fact.sequence.0 > last);
+    relay.gaps.push((Epoch(200), Sequence(1), Sequence(last)));
     relay.assert_in_log(&place);
 }
 
