@@ -4,11 +4,13 @@ use std::{collections::VecDeque, fmt, io, path::Path};
 
 use teeline_core::{Epoch, Sequence, SourceName, time::Clock};
 use teeline_feed::{Event, Session, Start, Subscription, Transport};
-use teeline_os::state::{StateDir, StateError};
+use teeline_os::state::StateDir;
 use teeline_ring::{
     Frame, MessageType, Producer, PublishError,
     inspect::{self, DumpError},
 };
+
+use super::sessions::{RecordedSessions, SessionsError};
 
 /// Datagrams taken in one turn at most.
 const DATAGRAMS_PER_TURN: usize = 64;
@@ -21,7 +23,8 @@ const REMINDER_PART: u64 = 4;
 pub enum RelayEpochs<'a> {
     /// The sessions are teeline's: each is its epoch.
     Own,
-    /// The sessions are somebody else's: each gets an epoch at first sight, under this source's name.
+    /// The sessions are somebody else's: each gets an epoch at first sight, under this source's name, and keeps it though
+    /// the ring be lost.
     Foreign {
         /// The host's state directory.
         state: &'a StateDir,
@@ -30,6 +33,22 @@ pub enum RelayEpochs<'a> {
         /// The clock that epochs are taken from.
         clock: &'a dyn Clock,
     },
+}
+
+impl RelayEpochs<'_> {
+    /// The sessions that were relayed in front of the one at `point`, or of the latest, if the ring tells of none: they are
+    /// over, and a receiver is to ignore what is late of them. Teeline's sessions need no such list, since they grow.
+    ///
+    /// # Errors
+    /// When the sessions on record cannot be read.
+    pub fn over(&self, point: Option<&RelayPoint>) -> Result<Vec<Session>, SessionsError> {
+        let Self::Foreign { state, source, .. } = self else {
+            return Ok(Vec::new());
+        };
+        let sessions = RecordedSessions::relayed(state, source)?;
+        let on = point.map(|point| point.epoch).or(sessions.last());
+        Ok(on.map_or_else(Vec::new, |on| sessions.before(on)))
+    }
 }
 
 impl fmt::Debug for RelayEpochs<'_> {
@@ -113,9 +132,9 @@ pub enum RelayError {
     /// The ring takes nothing more.
     #[error(transparent)]
     Publish(#[from] PublishError),
-    /// No epoch for a new session.
+    /// No epoch for a new session, or it could not be put on record.
     #[error(transparent)]
-    State(#[from] StateError),
+    Sessions(#[from] SessionsError),
     /// A session that is not teeline's, where all should be.
     #[error("session {0} is not one of teeline's: relay it as a foreign feed")]
     Foreign(Session),
@@ -325,7 +344,7 @@ impl Ring<'_> {
                     source,
                     clock,
                 },
-            ) => state.next_epoch(source, *clock)?,
+            ) => RecordedSessions::relayed(state, source)?.name(session, source, state, *clock)?,
         };
         let point = RelayPoint {
             session,

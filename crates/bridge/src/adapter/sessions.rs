@@ -27,7 +27,7 @@ const FORMAT: u32 = 1;
 /// How long the lock is waited for: it is held only while one session gets its epoch.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The sessions of a foreign feed that a log knows, oldest first.
+/// The sessions of a foreign feed that a log, or the relays of a host, know, oldest first.
 #[derive(Debug)]
 pub(super) struct RecordedSessions {
     path: PathBuf,
@@ -40,7 +40,7 @@ pub enum SessionsError {
     /// The system refused.
     #[error(transparent)]
     Os(#[from] teeline_os::Error),
-    /// Another recorder of the source holds the record for longer than any use of it takes.
+    /// Another recorder or relay of the source holds the record for longer than any use of it takes.
     #[error(transparent)]
     Locked(#[from] LockError),
     /// The host's state directory gives no epoch.
@@ -62,8 +62,17 @@ pub enum SessionsError {
 impl RecordedSessions {
     /// What `log` has on record of `source`: nothing, if its sessions are teeline's or it was never recorded.
     pub(super) fn read(log: &Log, source: &SourceName) -> Result<Self, SessionsError> {
+        Self::read_at(record::path(log, source, "sessions"))
+    }
+
+    /// What the relays of a host have on record of `source`: kept apart from their rings, which a reboot takes.
+    pub(super) fn relayed(state: &StateDir, source: &SourceName) -> Result<Self, SessionsError> {
+        Self::read_at(state.path().join(format!("{source}.sessions")))
+    }
+
+    fn read_at(path: PathBuf) -> Result<Self, SessionsError> {
         let mut sessions = Self {
-            path: record::path(log, source, "sessions"),
+            path,
             known: Vec::new(),
         };
         sessions.refresh()?;
@@ -113,6 +122,11 @@ impl RecordedSessions {
         older.map(|(_, session)| *session).collect()
     }
 
+    /// The latest session's epoch.
+    pub(super) fn last(&self) -> Option<Epoch> {
+        self.known.last().map(|(epoch, _)| *epoch)
+    }
+
     /// The epoch of `session`: at first sight the next one of `source`, which is on record here before it is used.
     pub(super) fn name(
         &mut self,
@@ -131,8 +145,8 @@ impl RecordedSessions {
             Some(epoch) => epoch,
             None => {
                 // The log may be older than this host's state directory.
-                if let Some((last, _)) = self.known.last() {
-                    state.observe_epoch(source, *last)?;
+                if let Some(last) = self.last() {
+                    state.observe_epoch(source, last)?;
                 }
                 let epoch = state.next_epoch(source, clock)?;
                 let mut known = self.known.clone();

@@ -3,7 +3,7 @@
 use std::{
     cell::RefCell,
     collections::VecDeque,
-    io,
+    fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
     rc::Rc,
@@ -198,6 +198,8 @@ fn feed_to_ring<'a>(
     epochs: RelayEpochs<'a>,
 ) -> FeedToRing<'a, ReceivingEnd> {
     let (point, over) = RelayPoint::of(dir).unwrap().unzip();
+    let mut over = over.unwrap_or_default();
+    over.extend(epochs.over(point.as_ref()).unwrap());
     let receiver = Receiver::new(ReceiverOptions {
         lines: 1,
         servers: 1,
@@ -206,7 +208,7 @@ fn feed_to_ring<'a>(
             RelayEpochs::Own => Sessions::Growing,
             RelayEpochs::Foreign { .. } => Sessions::Follow,
         },
-        ignored_sessions: over.unwrap_or_default(),
+        ignored_sessions: over,
         ..ReceiverOptions::default()
     });
     let transport = ReceivingEnd(Rc::clone(network));
@@ -428,6 +430,53 @@ fn a_foreign_session_gets_an_epoch_at_first_sight_and_keeps_it_over_a_restart() 
         .filter(|seen| matches!(seen, Seen::Message(..)))
         .count();
     assert_eq!((messages, seen.len()), (40, 42));
+}
+
+/// A ring does not survive its host. Under another epoch, all of the session would be stored again.
+#[test]
+fn a_foreign_session_that_is_relayed_again_into_a_new_ring_keeps_its_epoch() {
+    let there = Host::new();
+    let network = Rc::new(RefCell::new(Network::default()));
+    let names = ["000010059B", "000010059A", "000010059C"];
+    let [first, second, third] = names.map(|name| name.parse::<Session>().unwrap());
+    let mut now = MS;
+    // Relays one message of each of these sessions into a new ring; the epochs that are in it then.
+    let mut relayed = |sessions: &[Session]| -> Vec<(Session, Epoch)> {
+        let (to, _) = there.ring("md.itch", 1 << 14);
+        let epochs = RelayEpochs::Foreign {
+            state: &there.state,
+            source: feed(),
+            clock: &SystemClock,
+        };
+        let mut relay = feed_to_ring(&to, &network, epochs);
+        for session in sessions {
+            let mut publisher = Publisher::new(*session, Sequence(1), PublisherOptions::default());
+            // The other one has been silent for long.
+            now += 10_000 * MS;
+            let packet = packet(&mut publisher, now, &message(1));
+            network.borrow_mut().line.push_back(packet);
+            relay.do_work(now, &mut |_| ()).unwrap();
+        }
+        let (mut seen, mut session) = (Vec::new(), None);
+        drain(&mut consumer(&to), &mut seen, &mut session);
+        fs::remove_dir_all(to).unwrap();
+        let epochs = seen.into_iter().filter_map(|seen| match seen {
+            Seen::Epoch(session, epoch, 1) => Some((session, epoch)),
+            _ => None,
+        });
+        epochs.collect()
+    };
+    let [(_, a), (_, b)] = relayed(&[first, second])[..] else {
+        panic!("two sessions")
+    };
+    assert!(a < b);
+    // What is late of the first one would only be fenced.
+    let again = relayed(&[first, second, third]);
+    let [known, (new, c)] = again[..] else {
+        panic!("{again:?}")
+    };
+    assert_eq!((known, new), ((second, b), third));
+    assert!(b < c);
 }
 
 /// The packets in which `publisher` sends a message.

@@ -35,7 +35,7 @@ pub(crate) struct RelayArgs {
     /// Type of the messages in the ring.
     #[arg(long = "type", default_value_t = 0, value_name = "NUMBER")]
     kind: u16,
-    /// The publisher is not teeline: its sessions get epochs from this host's state directory.
+    /// The publisher is not teeline: its sessions get epochs from this host's state directory, and keep them there.
     #[arg(long)]
     foreign: bool,
     /// End with the session.
@@ -80,10 +80,10 @@ impl RelayArgs {
         } else {
             (Sessions::Growing, RelayEpochs::Own)
         };
+        let mut over = over.unwrap_or_default();
+        over.extend(epochs.over(point.as_ref()).map_err(Failure::new)?);
         let wait = self.feed.wait();
-        let subscription = self
-            .feed
-            .subscribe(start, sessions, over.unwrap_or_default())?;
+        let subscription = self.feed.subscribe(start, sessions, over)?;
         let kind = MessageType(self.kind);
         let mut relay = FeedToRing::new(subscription, producer, kind, epochs, point);
         let mut live = LiveLine::new(out.is_json())?;
