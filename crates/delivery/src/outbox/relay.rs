@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use teeline_core::{Epoch, Identity, Name, Partition, Sequence, SourceName, time::Clock};
 use teeline_log::{
-    Answer, AppendError, Durability, Log, NewRecord, Progress, Succession, Topic, TopicError,
-    Writer, WriterError, storage::StorageError,
+    Answer, AppendError, Durability, LastStored, Log, NewRecord, Progress, Succession, Topic,
+    TopicError, Writer, WriterError, storage::StorageError,
 };
 
 use super::table::{self, Status, Stored};
@@ -461,12 +461,7 @@ fn refuse_restored<D: Database>(
             table::numbered(tx, number.saturating_sub(1), number)
         })?;
         let what = match row.first() {
-            Some(row)
-                if last.epoch == status.incarnation
-                    && (row.kind, &row.key, &row.value) == (last.kind, &last.key, &last.value) =>
-            {
-                continue;
-            }
+            Some(row) if last.epoch == status.incarnation && is_of(&last, row) => continue,
             Some(_) => "has given to another event",
             None => "does not know",
         };
@@ -480,4 +475,9 @@ fn refuse_restored<D: Database>(
         })));
     }
     Ok(())
+}
+
+/// Whether the log's event is the row's. Of one that retention or compaction took, the log has its number alone.
+fn is_of(last: &LastStored, row: &Stored) -> bool {
+    !last.kept || (row.kind, &row.key, &row.value) == (last.kind, &last.key, &last.value)
 }
