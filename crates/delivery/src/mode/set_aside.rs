@@ -539,8 +539,8 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         Ok(given_up.len())
     }
 
-    /// Stores the dead letter of a message that was given up; then marks it, and moves the offset if it stands in front of
-    /// the message.
+    /// Stores the dead letter of a message that was given up; then marks it, and moves the offset if the message is the next
+    /// one.
     fn complete(
         &mut self,
         row: &SetAside,
@@ -573,8 +573,9 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             ..row.clone()
         };
         let memory = self.memory;
-        let is_in_front = self.stream(which).owned[&place.partition].next <= place.offset;
-        let next = match is_in_front {
+        // Whoever has sought back since it was given up reads from there, and passes it then.
+        let is_next = self.stream(which).owned[&place.partition].next == place.offset;
+        let next = match is_next {
             true => Move::To(Offset(place.offset.0 + 1)),
             false => Move::Stay,
         };
@@ -591,7 +592,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             }
             Ok(())
         })?;
-        if is_in_front {
+        if is_next {
             self.commit(which, place.partition)?;
         }
         self.load_set_aside(place.partition)

@@ -13,7 +13,7 @@ use teeline_log::{
 };
 
 use super::{
-    numbers::run_to_end,
+    numbers::{P0, run_to_end},
     places::{File, options},
     world::{MODES, World, held},
 };
@@ -32,6 +32,16 @@ fn world() -> (FakeDisk, World<File>) {
     (disk, world)
 }
 
+/// Has the next write of a dead letter fail.
+fn fail_dead_letters(disk: &FakeDisk, kind: io::ErrorKind) {
+    disk.fail(Fault {
+        operation: Operation::Write,
+        path_contains: "numbers.g.dlq/0/0".to_owned(),
+        nth: 1,
+        kind,
+    });
+}
+
 /// HAZARDS GD-10 (b) and (c): no offset moves past a message whose dead letter is not stored, and the error says why.
 #[test]
 fn when_a_dead_letter_cannot_be_stored_the_offset_stays_and_the_consumer_says_why() {
@@ -42,15 +52,7 @@ fn when_a_dead_letter_cannot_be_stored_the_offset_stays_and_the_consumer_says_wh
         ] {
             let (disk, world) = world();
             let mut delivery = world.open(mode).unwrap();
-            let failing = || {
-                disk.fail(Fault {
-                    operation: Operation::Write,
-                    path_contains: "numbers.g.dlq/0/0".to_owned(),
-                    nth: 1,
-                    kind,
-                });
-            };
-            failing();
+            fail_dead_letters(&disk, kind);
             for _ in 0..2 {
                 let error = loop {
                     if let Err(error) = delivery.run_once(10, &mut |_| ()) {
@@ -67,7 +69,7 @@ fn when_a_dead_letter_cannot_be_stored_the_offset_stays_and_the_consumer_says_wh
                 assert_eq!(world.committed("numbers"), Offset(2), "{mode}");
                 assert_eq!(held(&delivery), [(2, State::GivenUp, 1)], "{mode}");
                 assert_eq!(world.reached(), [0, 1], "{mode}");
-                failing();
+                fail_dead_letters(&disk, kind);
             }
             // With room again, what was decided is completed: it is not tried again.
             disk.take_failed();
@@ -84,6 +86,24 @@ fn when_a_dead_letter_cannot_be_stored_the_offset_stays_and_the_consumer_says_wh
                 "{mode}"
             );
         }
+    }
+}
+
+/// Completing a decision moves the offset past its message, and nothing else: who has gone back reads again from there.
+#[test]
+fn a_seek_before_a_decision_is_completed_is_kept() {
+    for mode in [Mode::AtLeastOnce, Mode::Atomic] {
+        let (disk, world) = world();
+        let mut delivery = world.open(mode).unwrap();
+        fail_dead_letters(&disk, io::ErrorKind::StorageFull);
+        while delivery.run_once(10, &mut |_| ()).is_ok() {}
+        assert_eq!(held(&delivery), [(2, State::GivenUp, 1)], "{mode}");
+        delivery.seek(P0, Offset(0)).unwrap();
+        run_to_end(&mut delivery);
+        assert_eq!(world.reached(), [0, 1, 0, 1, 3], "{mode}");
+        assert_eq!(world.committed("numbers"), Offset(4), "{mode}");
+        assert_eq!(held(&delivery), [(2, State::Dead, 1)], "{mode}");
+        assert_eq!(world.letters().list().unwrap().len(), 1, "{mode}");
     }
 }
 
