@@ -50,29 +50,38 @@ impl Letters {
         &self.retry
     }
 
-    /// Refuses a database that has decided fewer dead letters than the log holds of it: a restored older copy, which would
-    /// give the same numbers to other messages.
-    pub(crate) fn refuse_older_database(
-        &self,
-        database: impl FnOnce() -> String,
-        epoch: Epoch,
-        decided: u64,
-    ) -> Result<(), DeadLetterError> {
+    /// The last dead letter that each partition holds.
+    pub(crate) fn last(&self) -> Result<Vec<LetterId>, DeadLetterError> {
         let source = source_of(self.dlq.name());
-        let mut stored = 0;
+        let mut letters = Vec::new();
         for partition in self.dlq.partitions() {
             let last = self.dlq.last(source.id(), partition);
             let last = last.map_err(|source| DeadLetterError::Append {
                 topic: self.dlq.name().clone(),
                 source,
             })?;
-            if let Some(last) = last
-                && last.epoch >= epoch
-            {
-                let of_a_later_database = last.epoch > epoch;
-                stored = stored.max(last.sequence.0 + u64::from(of_a_later_database));
-            }
+            letters.extend(last.map(|last| LetterId {
+                epoch: last.epoch,
+                number: last.sequence.0,
+            }));
         }
+        Ok(letters)
+    }
+
+    /// Refuses a database that has decided fewer dead letters than the log held of it [before](Self::last): a restored older
+    /// copy, which would give the same numbers to other messages.
+    pub(crate) fn refuse_older_database(
+        &self,
+        last: &[LetterId],
+        database: impl FnOnce() -> String,
+        epoch: Epoch,
+        decided: u64,
+    ) -> Result<(), DeadLetterError> {
+        let of_this_database_or_later = last.iter().filter(|letter| letter.epoch >= epoch);
+        let stored = of_this_database_or_later
+            .map(|letter| letter.number + u64::from(letter.epoch > epoch))
+            .max()
+            .unwrap_or_default();
         if stored <= decided {
             return Ok(());
         }

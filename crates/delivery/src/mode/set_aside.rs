@@ -70,11 +70,13 @@ impl Recovery {
         }
         store.read(|tx| table::look_for_tables(tx))?;
         let letters = Letters::open(log, topic, group)?;
+        // Before the database: an owner that works on decides first, and then stores.
+        let last = letters.last()?;
         let now = Epoch(retry.clock.wall_ns() / 1_000);
         let (epoch, decided) = store.change(|tx| {
             Ok::<_, Abort<DeliveryError<E>, _>>(table::numbers(tx, group, topic.name(), now)?)
         })?;
-        letters.refuse_older_database(|| store.name(), epoch, decided)?;
+        letters.refuse_older_database(&last, || store.name(), epoch, decided)?;
         let stream = match is_member {
             true => Stream::of_member(letters.retry())?,
             false => Stream::open(letters.retry(), ledger)?,

@@ -1,20 +1,20 @@
 //! Dead letters on a disk that is full or read-only, and databases that are older than the log.
 
-use std::{fs, io};
+use std::{fs, io, thread};
 
 use teeline_core::Offset;
 use teeline_delivery::{
     dead_letter::{DeadLetterError, State},
-    mode::{DeliveryError, Mode},
+    mode::{DeliveryError, GroupDelivery, GroupOptions, Mode},
 };
 use teeline_log::{
-    AppendError, Log,
+    AppendError, Log, NewRecord,
     fake::{FakeDisk, Fault, Operation},
 };
 
 use super::{
-    numbers::{P0, run_to_end},
-    places::{File, options},
+    numbers::{Note, P0, SCHEMA, append, run_to_end},
+    places::{File, Place as _, name, options},
     world::{MODES, World, held},
 };
 
@@ -131,4 +131,39 @@ fn an_older_copy_of_the_database_is_refused_before_it_gives_a_number_twice() {
             path.display()
         )
     );
+}
+
+/// One that starts looks at the log and at the database, and the owner before it works on meanwhile. Here many start, in vain,
+/// since there is no second topic: so nobody is fenced.
+#[test]
+fn a_dead_letter_that_is_stored_while_another_consumer_starts_makes_no_older_copy_of_the_database()
+{
+    let mut world = World::<File>::new().unwrap();
+    world.topic.grow(128, false).unwrap();
+    world.policy.set_aside_max = usize::MAX;
+    let last = world.topic.partitions().last().unwrap();
+    for _ in 0..300 {
+        world.sequence = world.sequence.next();
+        let unreadable = NewRecord::data(world.sequence, 9, None, b"no number");
+        append(&mut world.writer, &world.topic, last, unreadable);
+    }
+    let mut owner = world.open(Mode::AtLeastOnce).unwrap();
+    let (group, topics) = (name("g"), ["numbers", "numbers-too"].map(name));
+    thread::scope(|scope| {
+        let owner = scope.spawn(move || run_to_end(&mut owner));
+        while !owner.is_finished() {
+            let options = GroupOptions {
+                delivery: world.options(),
+                ..GroupOptions::default()
+            };
+            let store = world.place.open(&SCHEMA, world.log.id()).unwrap();
+            let (note, topics) = (Note::default(), topics.clone());
+            let mode = Mode::AtLeastOnce;
+            let joined =
+                GroupDelivery::join(mode, note, store, &world.log, &group, topics, options);
+            let error = joined.unwrap_err();
+            assert!(matches!(error, DeliveryError::Topic(_)), "{error}");
+        }
+    });
+    assert_eq!(world.letters().list().unwrap().len(), 300);
 }

@@ -103,16 +103,19 @@ impl<P: Place> World<P> {
         mode: Mode,
     ) -> Result<Delivery<Note, P::Database>, DeliveryError<NoteError>> {
         let store = self.place.open(&SCHEMA, self.log.id()).unwrap();
-        let options = Options {
+        let (note, options) = (self.note.clone(), self.options());
+        let (group, topic) = (name("g"), name("numbers"));
+        Delivery::open_with(mode, note, store, &self.log, &group, &topic, options)
+    }
+
+    pub(crate) fn options(&self) -> Options {
+        Options {
             retry: Some(Retry {
                 policy: self.policy.clone(),
                 clock: Arc::clone(&self.clock) as _,
             }),
             ..Options::default()
-        };
-        let note = self.note.clone();
-        let (group, topic) = (name("g"), name("numbers"));
-        Delivery::open_with(mode, note, store, &self.log, &group, &topic, options)
+        }
     }
 
     pub(crate) fn letters(&self) -> DeadLetters {

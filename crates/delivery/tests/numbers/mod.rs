@@ -1,7 +1,10 @@
 //! What the worlds of several tests share: a log with numbers in it, and a state that notes in which order they are applied.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
 
 use teeline_core::{Epoch, Offset, Partition};
 use teeline_delivery::{
@@ -104,7 +107,7 @@ pub(crate) fn run_to_end<H: Handler<D>, D: Database>(delivery: &mut Delivery<H, 
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Note {
     /// How often a number is still refused. What fails once is tried again; what fails for ever is given up in the end.
-    pub(crate) refusals: Rc<RefCell<BTreeMap<u64, u32>>>,
+    pub(crate) refusals: Arc<Mutex<BTreeMap<u64, u32>>>,
     pub(crate) stops: bool,
 }
 
@@ -119,7 +122,7 @@ pub(crate) enum NoteError {
 impl Note {
     /// Has a number refused so many times.
     pub(crate) fn refuse(&self, number: u64, times: u32) {
-        self.refusals.borrow_mut().insert(number, times);
+        self.refusals.lock().unwrap().insert(number, times);
     }
 }
 
@@ -140,7 +143,7 @@ impl<D: Database> Handler<D> for Note {
     ) -> Result<(), Abort<NoteError, D::Failure>> {
         note(tx, place, *number)?;
         // Last, so that what is rolled back is seen to be.
-        match self.refusals.borrow_mut().get_mut(number) {
+        match self.refusals.lock().unwrap().get_mut(number) {
             Some(left @ 1..) => {
                 *left -= 1;
                 Err(Abort::Refused(NoteError::Refused(*number)))
