@@ -314,13 +314,15 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         match done {
             Done::All => Ok(batch.len()),
             Done::Until(processed, error) => {
-                let place = Place {
-                    offset: batch[processed].offset,
-                    ..self.stream(which).place(partition)
-                };
-                if self.is_to_stop(&error) {
+                let entry = &batch[processed];
+                // Set aside it would come back as a message without a value: what it tells of stands in no column.
+                if entry.is_control || self.is_to_stop(&error) {
                     return Err(DeliveryError::Handler(error));
                 }
+                let place = Place {
+                    offset: entry.offset,
+                    ..self.stream(which).place(partition)
+                };
                 self.refuse(which, &place, &error, false, hook)?;
                 Ok(processed + 1)
             }
@@ -399,6 +401,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
                     offset: place.offset,
                     end,
                     identity: record.identity,
+                    is_control: record.control.is_some(),
                     task,
                 }),
                 Err(error) => {

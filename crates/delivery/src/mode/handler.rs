@@ -45,7 +45,8 @@ pub trait Handler<D: Database = Sqlite> {
 
     /// What becomes of a message that was refused with `error`, where there is a
     /// [retry policy](crate::dead_letter::RetryPolicy). A record that could not even be read is not tried again: there
-    /// [`Verdict::Retry`] means [`Verdict::DeadLetter`].
+    /// [`Verdict::Retry`] means [`Verdict::DeadLetter`]. A control record is no message: whatever the verdict, the consumer
+    /// stops at it, and the next call tries it again.
     fn verdict(&self, _error: &Self::Error) -> Verdict {
         Verdict::Retry
     }

@@ -50,6 +50,7 @@ pub(super) struct Entry<M> {
     /// The offset after it.
     pub(super) end: Offset,
     pub(super) identity: Option<Identity>,
+    pub(super) is_control: bool,
     pub(super) task: Task<M>,
 }
 

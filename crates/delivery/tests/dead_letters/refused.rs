@@ -1,18 +1,20 @@
 //! A message that is refused: parked, tried again, given up.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use teeline_core::{Epoch, Identity, Offset, Sequence};
 use teeline_delivery::{
     consumer::Place as At,
     dead_letter::{DeadLetterError, Fate, Origin, State},
     limiter::{Limiter, Limits},
-    mode::{Delivery, DeliveryError, Mode, Options},
+    mode::{Delivery, DeliveryError, Handler, Mode, Options},
+    store::{Abort, Database},
 };
+use teeline_log::{Control, NewRecord, Record};
 
 use super::{
-    numbers::{P0, SCHEMA, run_to_end},
+    numbers::{Note, NoteError, P0, SCHEMA, append, run_to_end},
     places::{Place, name, on_each_database},
     world::{BACKOFF, MODES, World, held},
 };
@@ -25,6 +27,7 @@ on_each_database!(
     a_parked_message_is_kept_when_the_log_has_dropped_it
     a_consumer_that_sets_everything_aside_stops
     a_handler_may_say_that_the_consumer_has_to_stop
+    a_gap_that_is_refused_is_never_set_aside
 );
 
 fn a_message_that_fails_twice_and_then_works_is_applied_once_and_holds_up_nobody<P: Place>() {
@@ -222,6 +225,83 @@ fn a_handler_may_say_that_the_consumer_has_to_stop<P: Place>() {
         assert_eq!(world.committed("numbers"), Offset(2), "{mode}");
         run_to_end(&mut delivery);
         assert_eq!(world.reached(), [0, 1, 2, 3], "{mode}");
+    }
+}
+
+/// A [`Note`] that is told of gaps, too.
+#[derive(Debug)]
+struct NoteGaps {
+    note: Note,
+    /// How often a gap is still refused.
+    refusals: u32,
+    gaps: Arc<Mutex<Vec<(Sequence, Sequence)>>>,
+}
+
+/// A number, or a gap.
+type NumberOrGap = Result<u64, (Sequence, Sequence)>;
+
+impl<D: Database> Handler<D> for NoteGaps {
+    type Message = NumberOrGap;
+    type Error = NoteError;
+
+    fn read(&self, record: &Record<'_>, place: &At) -> Result<NumberOrGap, NoteError> {
+        match record.control {
+            Some(Control::Gap { first, last }) => Ok(Err((first, last))),
+            _ => Handler::<D>::read(&self.note, record, place).map(Ok),
+        }
+    }
+
+    fn apply(
+        &mut self,
+        tx: &mut D::Tx<'_>,
+        place: &At,
+        message: &NumberOrGap,
+    ) -> Result<(), Abort<NoteError, D::Failure>> {
+        match message {
+            Ok(number) => Handler::<D>::apply(&mut self.note, tx, place, number),
+            Err(_) if self.refusals > 0 => {
+                self.refusals -= 1;
+                Err(Abort::Refused(NoteError::NoNumber(place.clone())))
+            }
+            Err(gap) => {
+                self.gaps.lock().unwrap().push(*gap);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What it tells of would be lost on the way.
+fn a_gap_that_is_refused_is_never_set_aside<P: Place>() {
+    for mode in MODES {
+        let Some(mut world) = World::<P>::new() else {
+            return;
+        };
+        world.append(0..2);
+        let (first, last) = (Sequence(3), Sequence(7));
+        let gap = NewRecord::gap(first, last);
+        append(&mut world.writer, &world.topic, P0, gap);
+        world.sequence = last;
+        world.append([2]);
+        let gaps = Arc::default();
+        let handler = NoteGaps {
+            note: world.note.clone(),
+            refusals: 2,
+            gaps: Arc::clone(&gaps),
+        };
+        let store = world.place.open(&SCHEMA, world.log.id()).unwrap();
+        let (group, topic, options) = (name("g"), name("numbers"), world.options());
+        let opened = Delivery::open_with(mode, handler, store, &world.log, &group, &topic, options);
+        let mut delivery = opened.unwrap();
+        for _ in 0..2 {
+            let error = delivery.run_once(10, &mut |_| ()).unwrap_err();
+            assert!(matches!(error, DeliveryError::Handler(_)), "{error}");
+            assert_eq!(delivery.set_aside().count(), 0, "{mode}");
+            assert_eq!(world.committed("numbers"), Offset(2), "{mode}");
+        }
+        run_to_end(&mut delivery);
+        assert_eq!(world.reached(), [0, 1, 2], "{mode}");
+        assert_eq!(*gaps.lock().unwrap(), [(first, last)], "{mode}");
     }
 }
 
