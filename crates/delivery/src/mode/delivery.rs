@@ -17,7 +17,7 @@ use crate::{
     dead_letter::{SetAside, table},
     hook::{CrashHook, CrashPoint},
     limiter::Limiter,
-    store::{Abort, AtomicStore, Database, identities},
+    store::{Abort, AtomicStore, Database},
 };
 
 /// Hands the records of a topic to a handler, batch by batch, in one of the modes.
@@ -617,21 +617,17 @@ impl<M> Entry<M> {
         place: &Place,
         memory: Memory,
     ) -> Result<(), Abort<DeliveryError<H::Error>, D::Failure>> {
-        let identity = &self.identity;
         let (message, origin) = match &self.task {
             Task::Skip => return Ok(()),
             Task::Apply(message) => {
-                if memory.identities && !identities::note(tx, place, *identity)? {
+                if !memory.is_missing(tx, place, self.identity)? {
                     return Ok(());
                 }
                 (message, place)
             }
             Task::Wait(copied) => {
-                if memory.identities {
-                    if !identities::note(tx, place, *identity)? {
-                        return Ok(());
-                    }
-                    identities::set_aside(tx, place, *identity)?;
+                if !memory.set_aside(tx, place, self.identity)? {
+                    return Ok(());
                 }
                 return Ok(table::insert(
                     tx,

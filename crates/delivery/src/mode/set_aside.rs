@@ -19,7 +19,7 @@ use crate::{
         SetAside, State, order_of, table,
     },
     hook::{CrashHook, CrashPoint},
-    store::{Abort, Database, identities, sql::Sql},
+    store::{Abort, Database, sql::Sql},
 };
 
 /// Longest error text that is kept, in bytes: an error is a sentence.
@@ -254,9 +254,8 @@ impl<M> Order<M> {
         if !table::change(tx, group, &self.letter, &self.letter.settled())? {
             return Ok(false);
         }
-        if memory.identities {
-            identities::note(tx, &self.origin.place, self.origin.identity)?;
-        }
+        // Whatever that says: the message may have been given up in a mode that notes no identities.
+        memory.is_missing(tx, &self.origin.place, self.origin.identity)?;
         Ok(true)
     }
 }
@@ -357,25 +356,27 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
     ) -> Result<(), DeliveryError<H::Error>> {
         let message = self.stream(which).copy(place)?;
         let row = self.next_attempt(&SetAside::waiting(place, &message), error, is_unreadable);
-        if row.state == State::GivenUp {
-            let row = self.give_up(None, row, &message, hook)?;
-            return self.complete(&row, &message, hook);
-        }
-        let replaced = self.redriven(&message);
-        let origin = message.origin(place);
-        let memory = self.memory;
         let next = Move::To(Offset(place.offset.0 + 1));
-        self.transact(which, place.partition, next, |tx, group, _| {
-            if let Some(replaced) = &replaced {
-                table::change(tx, group, replaced, &replaced.settled())?;
+        if row.state == State::GivenUp {
+            if let Some(row) = self.give_up(None, row, &message, hook)? {
+                return self.complete(&row, &message, hook);
             }
-            if memory.identities {
-                identities::note(tx, &origin.place, origin.identity)?;
-                identities::set_aside(tx, &origin.place, origin.identity)?;
-            }
-            table::insert(tx, group, &row, &message)?;
-            Ok(())
-        })?;
+            self.transact(which, place.partition, next, |_, _, _| Ok(()))?;
+        } else {
+            let replaced = self.redriven(&message);
+            let origin = message.origin(place);
+            let memory = self.memory;
+            self.transact(which, place.partition, next, |tx, group, _| {
+                if !memory.set_aside(tx, &origin.place, origin.identity)? {
+                    return Ok(());
+                }
+                if let Some(replaced) = &replaced {
+                    table::change(tx, group, replaced, &replaced.settled())?;
+                }
+                table::insert(tx, group, &row, &message)?;
+                Ok(())
+            })?;
+        }
         self.commit(which, place.partition)?;
         self.load_set_aside(place.partition)
     }
@@ -457,7 +458,7 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
                 if !table::change(tx, group, row, &row.settled())? {
                     return Ok(());
                 }
-                if memory.identities && !identities::note(tx, &origin.place, origin.identity)? {
+                if !memory.is_missing(tx, &origin.place, origin.identity)? {
                     return Ok(());
                 }
                 if !memory.is_new(handler, tx, &origin.place, &read)? {
@@ -478,8 +479,10 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         };
         let after = self.next_attempt(row, &error, is_unreadable);
         if after.state == State::GivenUp {
-            let after = self.give_up(Some(row), after, &message, hook)?;
-            return self.complete(&after, &message, hook);
+            return match self.give_up(Some(row), after, &message, hook)? {
+                Some(after) => self.complete(&after, &message, hook),
+                None => Ok(()),
+            };
         }
         self.transact(which, place.partition, Move::Stay, |tx, group, _| {
             table::change(tx, group, row, &after)?;
@@ -488,33 +491,45 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         self.load_set_aside(place.partition)
     }
 
-    /// Decides on record that a message is given up, and under which number. `before` is its row, if it has one.
+    /// Decides on record that a message is given up, and under which number. `before` is its row, if it has one. `None` if
+    /// another owner has decided something else, or applied it.
     fn give_up(
         &mut self,
         before: Option<&SetAside>,
         after: SetAside,
         message: &Copied,
         hook: &mut CrashHook<'_>,
-    ) -> Result<SetAside, DeliveryError<H::Error>> {
+    ) -> Result<Option<SetAside>, DeliveryError<H::Error>> {
         let topic = self.main.topic().name().clone();
         let which = self.recovery().which(&after);
         let place = after.place.clone();
+        let origin = message.origin(&place);
+        let memory = self.memory;
         let decided = self.transact(which, place.partition, Move::Stay, |tx, group, _| {
+            let is_ours = match before {
+                None => memory.set_aside(tx, &origin.place, origin.identity)?,
+                Some(before) => table::change(tx, group, before, &after)?,
+            };
+            if !is_ours {
+                return Ok(None);
+            }
             let row = SetAside {
                 number: Some(table::next_number(tx, group, &topic)?),
-                ..after
+                ..after.clone()
             };
             match before {
                 None => table::insert(tx, group, &row, message)?,
-                Some(before) => {
-                    table::change(tx, group, before, &row)?;
+                Some(_) => {
+                    table::change(tx, group, &after, &row)?;
                 }
             }
-            Ok(row)
+            Ok(Some(row))
         })?;
         // Whatever happens from here on, the next call completes it.
         self.load_set_aside(place.partition)?;
-        hook(CrashPoint::Decided(place.offset));
+        if decided.is_some() {
+            hook(CrashPoint::Decided(place.offset));
+        }
         Ok(decided)
     }
 
@@ -588,9 +603,9 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             if let Some(replaced) = &replaced {
                 table::change(tx, group, replaced, &replaced.settled())?;
             }
-            if memory.identities {
-                identities::note(tx, &origin.place, origin.identity)?;
-                identities::set_aside(tx, &origin.place, origin.identity)?;
+            if !memory.set_aside(tx, &origin.place, origin.identity)? {
+                // Another owner has applied it since it was given up: nothing is missing.
+                table::change(tx, group, &dead, &dead.settled())?;
             }
             Ok(())
         })?;

@@ -1,14 +1,17 @@
 //! A message that is refused: parked, tried again, given up.
 
-use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex};
+use std::{
+    cell::RefCell,
+    num::NonZeroU32,
+    sync::{Arc, Mutex},
+};
 
 use teeline_core::{Epoch, Identity, Offset, Sequence};
 use teeline_delivery::{
     consumer::Place as At,
     dead_letter::{DeadLetterError, Fate, Origin, State},
     limiter::{Limiter, Limits},
-    mode::{Delivery, DeliveryError, Handler, Mode, Options},
+    mode::{Delivery, DeliveryError, Handler, Mode, Options, Verdict},
     store::{Abort, Database},
 };
 use teeline_log::{Control, NewRecord, Record};
@@ -28,6 +31,8 @@ on_each_database!(
     a_consumer_that_sets_everything_aside_stops
     a_handler_may_say_that_the_consumer_has_to_stop
     a_gap_that_is_refused_is_never_set_aside
+    who_is_overtaken_while_it_refuses_a_message_decides_nothing_about_it
+    who_is_overtaken_while_it_tries_again_gives_nothing_up
 );
 
 fn a_message_that_fails_twice_and_then_works_is_applied_once_and_holds_up_nobody<P: Place>() {
@@ -302,6 +307,101 @@ fn a_gap_that_is_refused_is_never_set_aside<P: Place>() {
         run_to_end(&mut delivery);
         assert_eq!(world.reached(), [0, 1, 2], "{mode}");
         assert_eq!(*gaps.lock().unwrap(), [(first, last)], "{mode}");
+    }
+}
+
+/// A [`Note`] that stands still for a while where it judges a refusal.
+struct Frozen<'m, 'w> {
+    note: Note,
+    meanwhile: &'m Meanwhile<'w>,
+}
+
+/// What others do, once.
+type Meanwhile<'w> = RefCell<Option<Box<dyn FnOnce() + 'w>>>;
+
+impl<D: Database> Handler<D> for Frozen<'_, '_> {
+    type Message = u64;
+    type Error = NoteError;
+
+    fn read(&self, record: &Record<'_>, place: &At) -> Result<u64, NoteError> {
+        Handler::<D>::read(&self.note, record, place)
+    }
+
+    fn apply(
+        &mut self,
+        tx: &mut D::Tx<'_>,
+        place: &At,
+        number: &u64,
+    ) -> Result<(), Abort<NoteError, D::Failure>> {
+        Handler::<D>::apply(&mut self.note, tx, place, number)
+    }
+
+    fn verdict(&self, _: &NoteError) -> Verdict {
+        if let Some(meanwhile) = self.meanwhile.take() {
+            meanwhile();
+        }
+        Verdict::Retry
+    }
+}
+
+/// The consumer of [`World::open`], which may be frozen.
+fn open_frozen<'m, 'w, P: Place>(
+    world: &World<P>,
+    mode: Mode,
+    meanwhile: &'m Meanwhile<'w>,
+) -> Delivery<Frozen<'m, 'w>, P::Database> {
+    let note = world.note.clone();
+    let store = world.place.open(&SCHEMA, world.log.id()).unwrap();
+    let (group, topic, options) = (name("g"), name("numbers"), world.options());
+    let frozen = Frozen { note, meanwhile };
+    Delivery::open_with(mode, frozen, store, &world.log, &group, &topic, options).unwrap()
+}
+
+fn who_is_overtaken_while_it_refuses_a_message_decides_nothing_about_it<P: Place>() {
+    for mode in [Mode::Atomic, Mode::Idempotent] {
+        for attempts in [1, 3] {
+            let Some(mut world) = World::<P>::new() else {
+                return;
+            };
+            world.policy.attempts = attempts;
+            world.append(0..3);
+            world.refuse(1, 1);
+            let meanwhile = RefCell::new(None);
+            let mut delivery = open_frozen(&world, mode, &meanwhile);
+            meanwhile.replace(Some(Box::new(|| {
+                run_to_end(&mut world.open(mode).unwrap());
+            })));
+            let error = delivery.run_once(10, &mut |_| ()).unwrap_err();
+            assert!(error.is_fenced(), "{mode}, {attempts}: {error}");
+            world.clock.turn(BACKOFF);
+            run_to_end(&mut world.open(mode).unwrap());
+            assert_eq!(world.reached(), [0, 1, 2], "{mode}, {attempts}");
+            let letters = world.letters().list().unwrap();
+            assert_eq!(letters, [], "{mode}, {attempts}");
+        }
+    }
+}
+
+fn who_is_overtaken_while_it_tries_again_gives_nothing_up<P: Place>() {
+    for mode in MODES {
+        let Some(mut world) = World::<P>::new() else {
+            return;
+        };
+        world.policy.attempts = 2;
+        world.append(0..3);
+        world.refuse(1, 2);
+        let meanwhile = RefCell::new(None);
+        let mut delivery = open_frozen(&world, mode, &meanwhile);
+        run_to_end(&mut delivery);
+        world.clock.turn(BACKOFF);
+        meanwhile.replace(Some(Box::new(|| {
+            run_to_end(&mut world.open(mode).unwrap());
+        })));
+        // In the atomic mode it is told so; in the others there is nothing to commit.
+        let overtaken = delivery.run_once(10, &mut |_| ());
+        assert_eq!(overtaken.is_err(), mode == Mode::Atomic, "{overtaken:?}");
+        assert_eq!(world.reached(), [0, 2, 1], "{mode}");
+        assert_eq!(world.letters().list().unwrap(), [], "{mode}");
     }
 }
 
