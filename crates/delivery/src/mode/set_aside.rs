@@ -169,9 +169,9 @@ impl Recovery {
 
     /// How long until a parked message is due, in nanoseconds.
     pub(super) fn due_in_ns(&self) -> Option<u64> {
+        let now = self.retry.clock.wall_ns();
         let parked = self.held().filter(|row| row.state == State::Parked);
-        let due = parked.map(|row| row.due_ns).min()?;
-        Some(due.saturating_sub(self.retry.clock.wall_ns()))
+        parked.map(|row| row.due_in_ns(now)).min()
     }
 
     /// The next message whose turn it is: one whose backoff is over, or the first of a key that nothing stands before.
@@ -184,7 +184,7 @@ impl Recovery {
             .filter_map(|row| row.key.as_deref())
             .collect();
         let due = rows.iter().find(|row| match row.state {
-            State::Parked => row.due_ns <= now,
+            State::Parked => row.due_in_ns(now) == 0,
             State::Waiting => row.key.as_deref().is_none_or(|key| taken.insert(key)),
             State::GivenUp | State::Dead | State::Settled => false,
         });
@@ -272,6 +272,15 @@ impl SetAside {
             error: String::new(),
             key: message.key.clone(),
         }
+    }
+
+    /// How long until a parked message is due. It is at once where the wall clock was set back behind the last attempt: how
+    /// much of the backoff is over is not known, and the way back to where the clock was may take days.
+    fn due_in_ns(&self, now: u64) -> u64 {
+        if now < self.failed_ns {
+            return 0;
+        }
+        self.due_ns.saturating_sub(now)
     }
 
     fn settled(&self) -> Self {

@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     num::NonZeroU32,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use teeline_core::{Epoch, Identity, Offset, Sequence};
@@ -27,6 +28,7 @@ on_each_database!(
     a_message_that_always_fails_becomes_a_dead_letter_that_says_where_it_came_from
     what_cannot_be_read_is_a_dead_letter_at_once
     a_backoff_goes_on_after_a_restart
+    a_backoff_is_over_where_the_clock_is_set_back_behind_its_beginning
     a_parked_message_is_kept_when_the_log_has_dropped_it
     a_consumer_that_sets_everything_aside_stops
     a_handler_may_say_that_the_consumer_has_to_stop
@@ -157,6 +159,29 @@ fn a_backoff_goes_on_after_a_restart<P: Place>() {
         assert_eq!(world.reached(), [1, 2], "{mode}");
         assert_eq!(delivery.pause(), Some(BACKOFF / 4 * 3), "{mode}");
         world.clock.turn(BACKOFF / 4 * 3);
+        run_to_end(&mut delivery);
+        assert_eq!(world.reached(), [1, 2, 0], "{mode}");
+    }
+}
+
+fn a_backoff_is_over_where_the_clock_is_set_back_behind_its_beginning<P: Place>() {
+    for mode in MODES {
+        let Some(mut world) = World::<P>::new() else {
+            return;
+        };
+        let ahead = 100_000 * BACKOFF;
+        world.clock.turn(ahead);
+        world.append(0..3);
+        world.refuse(0, 2);
+        let mut delivery = world.open(mode).unwrap();
+        run_to_end(&mut delivery);
+        world.clock.turn_back(ahead);
+        assert_eq!(delivery.pause(), Some(Duration::ZERO), "{mode}");
+        run_to_end(&mut delivery);
+        assert_eq!(held(&delivery), [(0, State::Parked, 2)], "{mode}");
+        // From here on it goes by the clock as it is.
+        assert_eq!(delivery.pause(), Some(2 * BACKOFF), "{mode}");
+        world.clock.turn(2 * BACKOFF);
         run_to_end(&mut delivery);
         assert_eq!(world.reached(), [1, 2, 0], "{mode}");
     }
@@ -445,7 +470,7 @@ fn a_limiter_bounds_how_many_records_are_processed_in_a_second() {
         run_to_end(&mut delivery);
         assert_eq!(world.reached().len(), 2 + more);
     }
-    world.clock.turn(std::time::Duration::from_secs(60));
+    world.clock.turn(Duration::from_secs(60));
     run_to_end(&mut delivery);
     assert_eq!(world.reached().len(), 8, "a burst, however long the pause");
 }

@@ -171,6 +171,11 @@ impl Hand {
         let by = u64::try_from(by.as_nanos()).unwrap();
         self.0.fetch_add(by, Ordering::Relaxed);
     }
+
+    pub(crate) fn turn_back(&self, by: Duration) {
+        let by = u64::try_from(by.as_nanos()).unwrap();
+        self.0.fetch_sub(by, Ordering::Relaxed);
+    }
 }
 
 /// The seed of a random test: that of TEELINE_SEED, or a new one. Printed, so that it can be played again.
