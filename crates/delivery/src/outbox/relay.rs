@@ -320,9 +320,10 @@ impl<D: Database> Relay<D> {
 
     /// Gives numbers to committed rows, if there are any; renews the lease when it is time.
     fn number(&mut self, limit: usize) -> Result<(), RelayError> {
+        let numbered = self.numbered;
         let is_waiting = self
             .database
-            .read("read the outbox in", |tx| table::is_waiting(tx))?;
+            .read("read the outbox in", |tx| table::is_waiting(tx, numbered))?;
         if !is_waiting {
             if self.clock.is_half_over(self.until_ns) {
                 self.change("renew the lease of the outbox in", |_| Ok(()))?;
@@ -332,7 +333,7 @@ impl<D: Database> Relay<D> {
         // By as many partitions as there are now; where an event was routed to is on record with its number.
         self.topic.refresh()?;
         let (topic, source) = (self.topic.clone(), self.writer.source().id());
-        let (epoch, numbered) = (self.writer.epoch(), self.numbered);
+        let epoch = self.writer.epoch();
         let partition_of = |number, key: Option<&[u8]>| {
             let identity = Identity {
                 source,
@@ -341,10 +342,10 @@ impl<D: Database> Relay<D> {
             };
             topic.route(&identity, key)
         };
-        let given = self.change("number what is committed in", |tx| {
-            table::number(tx, limit as u64, numbered, partition_of)
+        // After those on record: the last call may have given some, and heard that it failed.
+        self.numbered = self.change("number what is committed in", |tx| {
+            table::number(tx, limit as u64, partition_of)
         })?;
-        self.numbered += given;
         Ok(())
     }
 

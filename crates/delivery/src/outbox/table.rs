@@ -186,17 +186,17 @@ pub(super) fn renew<S: Sql>(tx: &mut S, lease: u64, until_ns: u64) -> Result<boo
     Ok(renewed == 1)
 }
 
-/// Whether a committed row has no number.
-pub(super) fn is_waiting<S: Sql>(tx: &mut S) -> Result<bool, S::Error> {
-    let sql = "SELECT 1 FROM outbox WHERE number IS NULL LIMIT 1";
-    Ok(tx.row(sql, &[], |_| Ok(()))?.is_some())
+/// Whether a committed row has no number, or one after `numbered`.
+pub(super) fn is_waiting<S: Sql>(tx: &mut S, numbered: u64) -> Result<bool, S::Error> {
+    let sql = "SELECT 1 WHERE EXISTS (SELECT 1 FROM outbox WHERE number IS NULL)
+               OR EXISTS (SELECT 1 FROM outbox_relay WHERE numbered > ?1)";
+    Ok(tx.row(sql, &[numbered.into()], |_| Ok(()))?.is_some())
 }
 
-/// Gives up to `limit` committed rows the numbers after `numbered`, and returns how many.
+/// Gives up to `limit` committed rows the next numbers, and returns the last number that is given then.
 pub(super) fn number<S: Sql>(
     tx: &mut S,
     limit: u64,
-    numbered: u64,
     partition_of: impl Fn(u64, Option<&[u8]>) -> Partition,
 ) -> Result<u64, S::Error> {
     let rows = tx.rows(
@@ -204,7 +204,8 @@ pub(super) fn number<S: Sql>(
         &[limit.into()],
         |row| Ok((row.id(0)?, row.bytes_or_null(1)?)),
     )?;
-    let mut number = numbered;
+    let sql = "SELECT numbered FROM outbox_relay";
+    let mut number = tx.row(sql, &[], |row| row.int(0))?.unwrap_or_default();
     for (id, key) in &rows {
         number += 1;
         tx.run(
@@ -217,7 +218,7 @@ pub(super) fn number<S: Sql>(
         )?;
     }
     tx.run("UPDATE outbox_relay SET numbered = ?1", &[number.into()])?;
-    Ok(number - numbered)
+    Ok(number)
 }
 
 /// The rows after number `after` up to and including `through`, in order.

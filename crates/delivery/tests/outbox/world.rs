@@ -126,3 +126,44 @@ pub(crate) fn open_relay<D: Database>(
 pub(crate) fn drain<D: Database>(relay: &mut Relay<D>) {
     while relay.run_once(100).unwrap() > 0 {}
 }
+
+/// A database whose commits may be done and reported as failed, as when the connection to a server breaks before the answer.
+#[derive(Debug)]
+pub(crate) struct Unanswered<D> {
+    pub(crate) database: D,
+    /// The operation whose answer is lost, once.
+    pub(crate) operation: Option<&'static str>,
+}
+
+impl<D: Database> Database for Unanswered<D> {
+    type Tx<'t> = D::Tx<'t>;
+    type Failure = D::Failure;
+
+    fn name(&self) -> String {
+        self.database.name()
+    }
+
+    fn write<T, E: From<StoreError>>(
+        &mut self,
+        operation: &'static str,
+        body: impl FnOnce(&mut Self::Tx<'_>) -> Result<T, Abort<E, Self::Failure>>,
+    ) -> Result<T, E> {
+        let done = self.database.write(operation, body)?;
+        match self.operation.take_if(|at| *at == operation) {
+            Some(operation) => Err(E::from(StoreError::Server {
+                operation,
+                server: self.name(),
+                source: "the connection is closed".into(),
+            })),
+            None => Ok(done),
+        }
+    }
+
+    fn read<T>(
+        &mut self,
+        operation: &'static str,
+        body: impl FnOnce(&mut Self::Tx<'_>) -> Result<T, Self::Failure>,
+    ) -> Result<T, StoreError> {
+        self.database.read(operation, body)
+    }
+}

@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use fastrand::Rng;
@@ -14,12 +17,13 @@ use teeline_delivery::{
 
 use super::{
     places::{Place, on_each_database, seed},
-    world::{World, change, drain},
+    world::{LEASE, Unanswered, World, change, drain, open_relay},
 };
 
 on_each_database!(
     each_committed_row_is_in_the_log_once_in_commit_order_per_key_and_no_other
     a_row_that_commits_late_with_a_lower_id_is_not_missed
+    a_relay_whose_commits_are_done_and_reported_as_failed_goes_on
 );
 
 const WRITERS: u64 = 8;
@@ -232,4 +236,31 @@ fn a_row_that_commits_late_with_a_lower_id_is_not_missed<P: Place>() {
         drain(&mut relay);
     }
     assert_eq!(world.values(), [1, 2, 3, 4, 5]);
+}
+
+/// What was numbered and marked is known from the database, whatever the answer to that was.
+fn a_relay_whose_commits_are_done_and_reported_as_failed_goes_on<P: Place>() {
+    for operation in ["number what is committed in", "mark what is sent in"] {
+        for more in [0, 3] {
+            let Some(world) = World::<P>::new(2) else {
+                return;
+            };
+            world.write(0..5);
+            let database = Unanswered {
+                database: world.place.connect(),
+                operation: Some(operation),
+            };
+            let clock = Arc::clone(&world.clock);
+            let mut relay = open_relay(database, &world.log, "r", LEASE, clock).unwrap();
+            let error = relay.run_once(100).unwrap_err();
+            assert!(error.to_string().contains("connection"), "{error}");
+            world.write(5..5 + more);
+            drain(&mut relay);
+            let expected: Vec<_> = (0..5 + more).collect();
+            assert_eq!(world.values(), expected, "{operation}");
+            let status = relay.status().unwrap();
+            let figures = (status.waiting, status.numbered, status.marked);
+            assert_eq!(figures, (0, 5 + more, 5 + more), "{operation}");
+        }
+    }
 }
