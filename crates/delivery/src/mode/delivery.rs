@@ -261,7 +261,22 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
         limit: usize,
         hook: &mut CrashHook<'_>,
     ) -> Result<usize, DeliveryError<H::Error>> {
+        let run = self.run_streams(partition, limit, hook);
+        if let (Err(_), Some(recovery)) = (&run, &mut self.recovery) {
+            recovery.doubt(partition);
+        }
+        run
+    }
+
+    /// One batch of each of the topics, and what is due beside them.
+    fn run_streams(
+        &mut self,
+        partition: Partition,
+        limit: usize,
+        hook: &mut CrashHook<'_>,
+    ) -> Result<usize, DeliveryError<H::Error>> {
         let mut processed = 0;
+        self.settle_doubts(partition)?;
         if self.recovery.is_some() {
             processed += self.complete_decisions(partition, hook)?;
             processed += self.retry_due(partition, limit, hook)?;

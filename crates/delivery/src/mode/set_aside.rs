@@ -1,6 +1,6 @@
 //! What a delivery does about messages that are refused: parks them, tries them again, gives them up.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use teeline_core::{Epoch, Name, Offset, Partition};
 use teeline_log::{Log, Record, Topic};
@@ -36,6 +36,8 @@ pub(super) struct Recovery {
     pub(super) stream: Stream,
     /// The rows of the database, as this owner knows them: those of the topic first, then those of the retry topic.
     held: BTreeMap<Partition, Vec<SetAside>>,
+    /// Partitions in which a call has failed since their rows were read: what it decided may be on record all the same.
+    in_doubt: BTreeSet<Partition>,
 }
 
 /// Sorts out what has been decided about records of one partition.
@@ -87,6 +89,7 @@ impl Recovery {
             epoch,
             stream,
             held: BTreeMap::new(),
+            in_doubt: BTreeSet::new(),
         })
     }
 
@@ -109,10 +112,16 @@ impl Recovery {
         self.held().filter(|row| row.state != State::Settled)
     }
 
+    /// A call has failed: the database may have done what it says it has not.
+    pub(super) fn doubt(&mut self, partition: Partition) {
+        self.in_doubt.insert(partition);
+    }
+
     /// Is the owner of a partition no more.
     pub(super) fn let_go(&mut self, partition: Partition) {
         self.stream.let_go(partition);
         self.held.remove(&partition);
+        self.in_doubt.remove(&partition);
     }
 
     fn of(&self, partition: Partition) -> &[SetAside] {
@@ -310,7 +319,20 @@ impl<D: Database, H: Handler<D>> Delivery<H, D> {
             .store
             .read(|tx| table::rows(tx, group, partition, &topics))?;
         recovery.held.insert(partition, rows);
+        recovery.in_doubt.remove(&partition);
         Ok(())
+    }
+
+    /// Reads it again after a call that has failed.
+    pub(super) fn settle_doubts(
+        &mut self,
+        partition: Partition,
+    ) -> Result<(), DeliveryError<H::Error>> {
+        let is_in_doubt = |recovery: &Recovery| recovery.in_doubt.contains(&partition);
+        match self.recovery.as_ref().is_some_and(is_in_doubt) {
+            true => self.load_set_aside(partition),
+            false => Ok(()),
+        }
     }
 
     /// Forgets settled messages that the group has passed for good.

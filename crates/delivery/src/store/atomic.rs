@@ -170,6 +170,17 @@ impl<D: Database> AtomicStore<D> {
         }
     }
 
+    /// The same store over another view of its database, for tests in which that fails.
+    #[cfg(feature = "test-switches")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_database<E: Database>(self, view: impl FnOnce(D) -> E) -> AtomicStore<E> {
+        AtomicStore {
+            database: view(self.database),
+            log: self.log,
+        }
+    }
+
     pub(super) fn database(&self) -> &D {
         &self.database
     }

@@ -1,8 +1,9 @@
 //! A message that is refused: parked, tried again, given up.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     num::NonZeroU32,
+    rc::Rc,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -19,7 +20,7 @@ use teeline_log::{Control, NewRecord, Record};
 
 use super::{
     numbers::{Note, NoteError, P0, SCHEMA, append, run_to_end},
-    places::{Place, name, on_each_database},
+    places::{Place, Unanswered, name, on_each_database},
     world::{BACKOFF, MODES, World, held},
 };
 
@@ -33,6 +34,7 @@ on_each_database!(
     a_consumer_that_sets_everything_aside_stops
     a_handler_may_say_that_the_consumer_has_to_stop
     a_gap_that_is_refused_is_never_set_aside
+    what_is_set_aside_and_reported_as_failed_is_found_by_the_next_call
     who_is_overtaken_while_it_refuses_a_message_decides_nothing_about_it
     who_is_overtaken_while_it_tries_again_gives_nothing_up
 );
@@ -332,6 +334,38 @@ fn a_gap_that_is_refused_is_never_set_aside<P: Place>() {
         run_to_end(&mut delivery);
         assert_eq!(world.reached(), [0, 1, 2], "{mode}");
         assert_eq!(*gaps.lock().unwrap(), [(first, last)], "{mode}");
+    }
+}
+
+/// In the atomic mode the consumer is fenced by its own offset, and has to be started anew.
+fn what_is_set_aside_and_reported_as_failed_is_found_by_the_next_call<P: Place>() {
+    for mode in [Mode::AtLeastOnce, Mode::Idempotent] {
+        for (attempts, state) in [(1, State::Dead), (3, State::Parked)] {
+            let Some(mut world) = World::<P>::new() else {
+                return;
+            };
+            world.policy.attempts = attempts;
+            world.append(0..3);
+            world.refuse(0, u32::MAX);
+            let operation = Rc::new(Cell::new(None));
+            let store = world.place.open(&SCHEMA, world.log.id()).unwrap();
+            let store = store.with_database(|database| Unanswered {
+                database,
+                operation: Rc::clone(&operation),
+            });
+            let (group, topic, options) = (name("g"), name("numbers"), world.options());
+            let note = world.note.clone();
+            let opened =
+                Delivery::open_with(mode, note, store, &world.log, &group, &topic, options);
+            let mut delivery = opened.unwrap();
+            operation.set(Some("change the state in"));
+            let error = delivery.run_once(10, &mut |_| ()).unwrap_err();
+            assert!(error.to_string().contains("connection"), "{error}");
+            run_to_end(&mut delivery);
+            assert_eq!(world.reached(), [1, 2], "{mode}");
+            assert_eq!(held(&delivery), [(0, state, 1)], "{mode}");
+            assert_eq!(world.committed("numbers"), Offset(3), "{mode}");
+        }
     }
 }
 

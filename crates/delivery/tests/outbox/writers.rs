@@ -1,8 +1,10 @@
 //! Many writers at once, and a relay that dies between any two steps.
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,8 +18,8 @@ use teeline_delivery::{
 };
 
 use super::{
-    places::{Place, on_each_database, seed},
-    world::{LEASE, Unanswered, World, change, drain, open_relay},
+    places::{Place, Unanswered, on_each_database, seed},
+    world::{LEASE, World, change, drain, open_relay},
 };
 
 on_each_database!(
@@ -248,7 +250,7 @@ fn a_relay_whose_commits_are_done_and_reported_as_failed_goes_on<P: Place>() {
             world.write(0..5);
             let database = Unanswered {
                 database: world.place.connect(),
-                operation: Some(operation),
+                operation: Rc::new(Cell::new(Some(operation))),
             };
             let clock = Arc::clone(&world.clock);
             let mut relay = open_relay(database, &world.log, "r", LEASE, clock).unwrap();

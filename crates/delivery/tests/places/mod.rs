@@ -3,13 +3,15 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::{
+    cell::Cell,
     path::Path,
+    rc::Rc,
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
 use teeline_core::{Name, time::Clock};
-use teeline_delivery::store::{AtomicStore, Database, Schema, StoreError};
+use teeline_delivery::store::{Abort, AtomicStore, Database, Schema, StoreError};
 use teeline_log::{LogId, LogOptions};
 use tempfile::TempDir;
 
@@ -145,6 +147,48 @@ impl Place for Server {
 
     fn connect_at(address: &str) -> Self::Database {
         teeline_delivery::store::postgres::Postgres::connect(address).unwrap()
+    }
+}
+
+/// A database whose commits may be done and reported as failed, as when the connection to a server breaks before the answer.
+#[derive(Debug)]
+pub(crate) struct Unanswered<D> {
+    pub(crate) database: D,
+    /// The operation whose answer is lost, once.
+    pub(crate) operation: Rc<Cell<Option<&'static str>>>,
+}
+
+impl<D: Database> Database for Unanswered<D> {
+    type Tx<'t> = D::Tx<'t>;
+    type Failure = D::Failure;
+
+    fn name(&self) -> String {
+        self.database.name()
+    }
+
+    fn write<T, E: From<StoreError>>(
+        &mut self,
+        operation: &'static str,
+        body: impl FnOnce(&mut Self::Tx<'_>) -> Result<T, Abort<E, Self::Failure>>,
+    ) -> Result<T, E> {
+        let done = self.database.write(operation, body)?;
+        if self.operation.get() != Some(operation) {
+            return Ok(done);
+        }
+        self.operation.set(None);
+        Err(E::from(StoreError::Server {
+            operation,
+            server: self.name(),
+            source: "the connection is closed".into(),
+        }))
+    }
+
+    fn read<T>(
+        &mut self,
+        operation: &'static str,
+        body: impl FnOnce(&mut Self::Tx<'_>) -> Result<T, Self::Failure>,
+    ) -> Result<T, StoreError> {
+        self.database.read(operation, body)
     }
 }
 
