@@ -127,6 +127,19 @@ pub(crate) fn look_for_tables<S: Sql>(tx: &mut S) -> Result<(), S::Error> {
     Ok(())
 }
 
+/// Another group that has messages set aside which are not settled, and how many.
+pub(crate) fn of_another_group<S: Sql>(
+    tx: &mut S,
+    group: &Name,
+) -> Result<Option<(String, u64)>, S::Error> {
+    tx.row(
+        "SELECT group_name, count(*) FROM set_aside WHERE group_name <> ?1 AND state <> 'settled'
+         GROUP BY group_name ORDER BY group_name LIMIT 1",
+        &[group.as_str().into()],
+        |row| Ok((row.text(0)?, row.int(1)?)),
+    )
+}
+
 /// Which life of the group's database this is, and the number of its last dead letter of `topic`. The first time, the life
 /// begins at `now`.
 pub(crate) fn numbers<S: Sql>(

@@ -79,6 +79,22 @@ pub enum DeadLetterError {
         /// The largest number in the database.
         decided: u64,
     },
+    /// The database is a snapshot of another group's, taken while messages were set aside: the offset stands behind them, and
+    /// only that group would come to them.
+    #[error(
+        "{database} is group {other}'s, with messages set aside ({count}) that group {group} would never apply: settle them as \
+         group {other}, and take the snapshot anew"
+    )]
+    OfAnotherGroup {
+        /// The consumer's database.
+        database: String,
+        /// The group that opens it.
+        group: Name,
+        /// The group that has set messages aside.
+        other: String,
+        /// How many.
+        count: u64,
+    },
     /// More messages are set aside than the policy allows.
     #[error(
         "{count} messages of {place} and before are set aside, and the policy allows no more: look at the dead letters \

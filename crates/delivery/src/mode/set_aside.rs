@@ -71,6 +71,17 @@ impl Recovery {
             return Err(DeadLetterError::TriedOnce.into());
         }
         store.read(|tx| table::look_for_tables(tx))?;
+        if ledger.mode == Mode::Atomic
+            && let Some((other, count)) = store.read(|tx| table::of_another_group(tx, group))?
+        {
+            return Err(DeadLetterError::OfAnotherGroup {
+                database: store.name(),
+                group: group.clone(),
+                other,
+                count,
+            }
+            .into());
+        }
         let letters = Letters::open(log, topic, group)?;
         // Before the database: an owner that works on decides first, and then stores.
         let last = letters.last()?;

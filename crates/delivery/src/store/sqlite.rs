@@ -36,7 +36,8 @@ impl AtomicStore<Sqlite> {
     }
 
     /// Puts a copy of the state at `path`, with the offsets that it covers: a snapshot, as of one moment. Whoever opens the
-    /// copy, under this group's name or another one, goes on from there without a hole; it belongs to no owner yet.
+    /// copy, under this group's name or another one, goes on from there without a hole; it belongs to no owner yet. With
+    /// messages that are set aside it is this group's alone: a consumer of another group, with a retry policy, is refused.
     ///
     /// # Errors
     ///

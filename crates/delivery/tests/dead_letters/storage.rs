@@ -1,11 +1,12 @@
 //! Dead letters on a disk that is full or read-only, and databases that are older than the log.
 
-use std::{fs, io, thread};
+use std::{fs, io, path::Path, thread};
 
 use teeline_core::Offset;
 use teeline_delivery::{
     dead_letter::{DeadLetterError, State},
-    mode::{DeliveryError, GroupDelivery, GroupOptions, Mode},
+    mode::{Delivery, DeliveryError, GroupDelivery, GroupOptions, Mode},
+    store::AtomicStore,
 };
 use teeline_log::{
     AppendError, Log, NewRecord,
@@ -13,9 +14,9 @@ use teeline_log::{
 };
 
 use super::{
-    numbers::{Note, P0, SCHEMA, append, run_to_end},
+    numbers::{self, Note, P0, SCHEMA, append, run_to_end},
     places::{File, Place as _, name, options},
-    world::{MODES, World, held},
+    world::{BACKOFF, MODES, World, held},
 };
 
 /// A log on a fake disk; the groups and the consumer's database are real files.
@@ -166,4 +167,46 @@ fn a_dead_letter_that_is_stored_while_another_consumer_starts_makes_no_older_cop
         }
     });
     assert_eq!(world.letters().list().unwrap().len(), 300);
+}
+
+/// What is set aside is the group's, and the offset stands behind it: another group would never come to it.
+#[test]
+fn a_snapshot_with_messages_set_aside_is_refused_to_another_group_until_they_are_settled() {
+    let mut world = World::<File>::new().unwrap();
+    world.append(0..3);
+    world.refuse(0, 1);
+    let mut delivery = world.open(Mode::Atomic).unwrap();
+    run_to_end(&mut delivery);
+    let open = |copy: &Path, group: &str| {
+        let store = AtomicStore::open(copy, &SCHEMA, 0o640, world.log.id()).unwrap();
+        let (group, topic) = (name(group), name("numbers"));
+        let (note, options) = (world.note.clone(), world.options());
+        Delivery::open_with(
+            Mode::Atomic,
+            note,
+            store,
+            &world.log,
+            &group,
+            &topic,
+            options,
+        )
+    };
+    let copy = world.place.0.path().join("parked.db");
+    delivery.store().snapshot(&copy).unwrap();
+    let error = open(&copy, "h").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "{} is group g's, with messages set aside (1) that group h would never apply: settle them as group g, and take the \
+             snapshot anew",
+            copy.display()
+        )
+    );
+    world.clock.turn(BACKOFF);
+    run_to_end(&mut delivery);
+    let copy = world.place.0.path().join("settled.db");
+    delivery.store().snapshot(&copy).unwrap();
+    let mut other = open(&copy, "h").unwrap();
+    run_to_end(&mut other);
+    assert_eq!(numbers::reached(other.store(), "numbers"), [1, 2, 0]);
 }
