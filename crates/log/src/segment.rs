@@ -180,38 +180,13 @@ impl SegmentReader {
         Ok(batch::verify(bytes).map(|header| (header, bytes)))
     }
 
-    /// The first whole batch at or behind `pos` whose records are at or behind `offset`. Inside a batch that is damaged, but says
-    /// how long it is, it is looked for last: a value may be a batch.
+    /// The first whole batch at or behind `pos` whose records are at or behind `offset`.
     pub(crate) fn resync(&mut self, pos: u64, offset: Offset) -> Result<Option<(u64, Header)>> {
         // It looks beyond what is settled.
         self.settled = false;
-        let pos = pos.next_multiple_of(8);
+        let mut pos = pos.next_multiple_of(8);
         // Where no batch can be named, there is none.
         let end = self.length()?.min(u32::MAX.into());
-        let behind = self.behind_headers(pos, end)?;
-        match self.scan(behind..end, offset)? {
-            None => self.scan(pos..behind, offset),
-            found => Ok(found),
-        }
-    }
-
-    /// Behind batches that are damaged, as far as one after the other says how long it is.
-    fn behind_headers(&mut self, mut pos: u64, end: u64) -> Result<u64> {
-        while pos < end && self.batch(pos)?.is_err() {
-            match Header::decode(self.bytes(pos, batch::HEADER_BYTES)?) {
-                Ok(header) => pos += u64::from(header.length),
-                Err(_) => break,
-            }
-        }
-        Ok(pos.min(end))
-    }
-
-    /// The first whole batch that begins in a range, with records at or behind `offset`.
-    fn scan(&mut self, range: Range<u64>, offset: Offset) -> Result<Option<(u64, Header)>> {
-        let Range {
-            start: mut pos,
-            end,
-        } = range;
         while pos < end {
             let chunk = self.bytes(pos, chunk_bytes(end - pos))?;
             let magic = batch::MAGIC.to_le_bytes();

@@ -21,7 +21,7 @@ use teeline_log::{
     Answer, AppendError, BatchAnswer, DiskStorage, Durability, Log, LogOptions, NewRecord,
     OpenError, ReadError, Succession, Topic, TopicConfig, TopicError, Writer,
     fake::{FakeDisk, Fault, Operation},
-    format::{batch, record, watermark::Word},
+    format::{record, watermark::Word},
     storage::{LockFile, Storage},
     verify,
 };
@@ -761,50 +761,6 @@ fn a_segment_of_another_history_is_mended() {
     assert!(topic.repair(P0, false).unwrap().is_sound());
     assert_eq!(readable(&log, &topic), (0..90).collect::<Vec<_>>());
     append(&topic, P0, &mut writer(&log, 1), 91, b"a fill").unwrap();
-}
-
-/// A topic may carry what was in another log, or what somebody sends who wants to be taken for the log. HAZARDS LG-02.
-#[test]
-fn a_batch_inside_a_value_is_no_batch_of_the_log() {
-    let disk = FakeDisk::new(1);
-    let (log, topic) = in_memory(&disk, &config(Durability::SyncEachBatch), &impatient());
-    let mut ours = writer(&log, 1);
-    let mut builder = batch::Builder::default();
-    builder.clear();
-    builder.push(record::Fields {
-        value: b"forged",
-        ..record::Fields::default()
-    });
-    let place = batch::Place {
-        base: Offset(5000),
-        term: 1,
-        durable: Offset(0),
-        previous: 0,
-    };
-    let inner = builder.finish(place).0.to_vec();
-    for number in 1..=20 {
-        let value = if number == 5 { &inner[..] } else { b"a fill" };
-        append(&topic, P0, &mut ours, number, value).unwrap();
-    }
-    let mut bytes = disk.bytes(FIRST.as_ref());
-    let mut parts = bytes.windows(inner.len());
-    let at = parts.position(|part| part == &inner[..]).unwrap();
-    bytes[at - 40] ^= 1;
-    disk.set_bytes(FIRST.as_ref(), &bytes);
-    let expected: Vec<_> = (0..20).filter(|offset| *offset != 4).collect();
-    assert_eq!(readable(&log, &topic), expected);
-    disk.cut_power();
-    let log = Log::open_on(disk.process(), ROOT, &impatient()).unwrap();
-    let topic = log.topic(&"fills".parse().unwrap()).unwrap();
-    let repaired = topic.repair(P0, true).unwrap();
-    assert_eq!(repaired.damages.len(), 1);
-    assert_eq!(repaired.damages[0].offsets, Offset(4)..Offset(5));
-    let expected: Vec<_> = (0..20).collect();
-    assert_eq!(
-        readable(&log, &topic),
-        expected,
-        "with one that says what is lost"
-    );
 }
 
 /// What is wrong with one partition keeps no source from being written elsewhere.
