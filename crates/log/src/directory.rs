@@ -543,8 +543,12 @@ impl Log {
         Ok(topics)
     }
 
-    /// Names of what may be topics. What is no name is none: hidden directories are half-made or somebody else's.
-    pub(crate) fn topic_names(&self) -> Result<Vec<Name>, StorageError> {
+    /// Names of what may be topics, sorted: whether each is one, [`Log::topic`] says. What is no name is none: hidden
+    /// directories are half-made or somebody else's.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn topic_names(&self) -> Result<Vec<Name>, StorageError> {
         let names = self.storage().list(self.root())?;
         let names = names.iter().filter_map(|name| name.parse().ok());
         Ok(names

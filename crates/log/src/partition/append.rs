@@ -9,7 +9,7 @@ use super::{appender::Appender, syncer::Written};
 use crate::{
     Answer, AppendError, BatchAnswer, Durability, NewRecord, TopicConfig,
     format::{
-        batch::{self, BATCH_BYTES_MAX, Header},
+        batch::{self, Header},
         record::Fields,
         watermark::Word,
     },
@@ -43,7 +43,7 @@ pub(super) fn check_batch(
         }
         bytes = bytes.saturating_add(fields.encoded_bytes());
     }
-    let max = batch_bytes_max(config);
+    let max = config.batch_bytes_max();
     if bytes > max {
         return Err(AppendError::TooLarge {
             what: "the batch",
@@ -52,11 +52,6 @@ pub(super) fn check_batch(
         });
     }
     Ok(())
-}
-
-/// Largest batch of a topic.
-fn batch_bytes_max(config: &TopicConfig) -> usize {
-    BATCH_BYTES_MAX.min(usize::try_from(config.segment_bytes).unwrap_or(usize::MAX))
 }
 
 impl Appender {

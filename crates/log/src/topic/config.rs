@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 use teeline_core::{Epoch, Identity, Name, Offset, Sequence, SourceId};
 
-use crate::{Durability, format};
+use crate::{
+    Durability,
+    format::{self, batch::BATCH_BYTES_MAX},
+};
 
 /// Smallest segment.
 const SEGMENT_BYTES_MIN: u32 = 4 << 10;
@@ -139,7 +142,17 @@ impl TopicConfig {
         self.retention.passed_by.iter().chain(tombstones).count() > 0
     }
 
-    pub(crate) fn check(&self) -> Result<(), String> {
+    /// The largest batch that a partition takes, in bytes with its [header](crate::format::batch::HEADER_BYTES).
+    #[must_use]
+    pub fn batch_bytes_max(&self) -> usize {
+        BATCH_BYTES_MAX.min(usize::try_from(self.segment_bytes).unwrap_or(usize::MAX))
+    }
+
+    /// Checks it as [`Log::create_topic`](crate::Log::create_topic) does, before there is a log.
+    ///
+    /// # Errors
+    /// What is asked for and cannot be had.
+    pub fn check(&self) -> Result<(), String> {
         if !(1..=PARTITIONS_MAX).contains(&self.partitions) {
             return Err(format!(
                 "{} partitions are asked for; from 1 to {PARTITIONS_MAX} can be had",
@@ -434,8 +447,31 @@ mod tests {
 
     use teeline_core::{Epoch, Identity, Offset, Sequence, SourceId};
 
-    use super::{Compaction, Description, Growth, Retention, TopicConfig};
+    use super::{
+        Compaction, Description, Growth, PARTITIONS_MAX, Retention, SEGMENT_BYTES_MAX,
+        SEGMENT_BYTES_MIN, TopicConfig,
+    };
     use crate::{Durability, format::NUMBER_MAX};
+
+    #[test]
+    fn segments_and_partitions_have_limits() {
+        let takes = |segment_bytes, partitions| {
+            let config = TopicConfig {
+                segment_bytes,
+                partitions,
+                ..TopicConfig::default()
+            };
+            config.check().is_ok()
+        };
+        let (least, most) = (SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
+        assert!(takes(least, 1) && takes(most, PARTITIONS_MAX));
+        for bytes in [least - 8, least + 4, 1025 << 20, most + 8, u32::MAX] {
+            assert!(!takes(bytes, 1), "{bytes}");
+        }
+        for partitions in [0, PARTITIONS_MAX + 1] {
+            assert!(!takes(least, partitions), "{partitions}");
+        }
+    }
 
     fn full() -> Description {
         let sources = [

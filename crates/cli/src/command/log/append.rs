@@ -14,8 +14,7 @@ use teeline_log::{
     Answer as AppendAnswer, AppendError, EpochEnded, Log, NewRecord, Succession, Topic, Writer,
     WriterError,
     format::{
-        NUMBER_MAX,
-        batch::{self, BATCH_BYTES_MAX},
+        NUMBER_MAX, batch,
         record::{self, Fields},
     },
 };
@@ -147,9 +146,7 @@ impl AppendedLine {
 
 /// How many bytes of records fit into a batch of the topic, and so into one of any of its partitions.
 fn batch_bytes_max(topic: &Topic) -> usize {
-    let segment_bytes = topic.config().segment_bytes;
-    let batch_bytes = BATCH_BYTES_MAX.min(usize::try_from(segment_bytes).unwrap_or(usize::MAX));
-    batch_bytes - batch::HEADER_BYTES
+    topic.config().batch_bytes_max() - batch::HEADER_BYTES
 }
 
 /// The next line, without its end; `None` behind the last.

@@ -1,7 +1,6 @@
 //! Verbs that change a log: create, retain, compact.
 
 use std::{
-    ops::RangeInclusive,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -64,21 +63,6 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is no size: bytes are expected, or K, M, G, T, as in 64M"))
 }
 
-/// Most partitions of a topic, as the log has it.
-const PARTITIONS_MAX: i64 = 1024;
-
-/// Segments that the log takes.
-const SEGMENT_BYTES: RangeInclusive<u32> = 4 << 10..=1 << 30;
-
-const BOTH_POLICIES: &str = "both retention and compaction are asked for";
-
-fn segment_bytes(text: &str) -> Result<u32, String> {
-    let bytes = u32::try_from(size(text)?).ok();
-    bytes
-        .filter(|bytes| SEGMENT_BYTES.contains(bytes) && bytes.is_multiple_of(8))
-        .ok_or_else(|| "a multiple of 8 from 4K to 1G can be had".to_owned())
-}
-
 /// How a topic is made.
 #[derive(Debug, Args)]
 pub(crate) struct CreateArgs {
@@ -87,7 +71,7 @@ pub(crate) struct CreateArgs {
     /// The topic; without it, only the log is made.
     topic: Option<Name>,
     /// Number of partitions.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=PARTITIONS_MAX))]
+    #[arg(long, default_value_t = 1)]
     partitions: u32,
     /// When records are synced: before they are answered, or when the kernel writes them out.
     #[arg(long, default_value = "sync-each-batch", value_parser = ["sync-each-batch", "leave-to-os"], conflicts_with = "sync_every")]
@@ -96,8 +80,8 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_parser = duration)]
     sync_every: Option<Duration>,
     /// Size of a segment.
-    #[arg(long, value_parser = segment_bytes, default_value = "64M")]
-    segment_bytes: u32,
+    #[arg(long, value_parser = size, default_value = "64M")]
+    segment_bytes: u64,
     #[command(flatten)]
     retention: RetentionArgs,
     /// Seal a segment after this time, full or not.
@@ -150,14 +134,31 @@ struct CreatedLine {
 }
 
 impl CreateArgs {
+    /// What is asked for, checked before anything is made.
+    fn config(&self) -> Result<TopicConfig, Failure> {
+        let durability = match (self.sync_every, self.durability.as_str()) {
+            (Some(interval), _) => Durability::SyncEvery(interval),
+            (None, "leave-to-os") => Durability::LeaveToOs,
+            (None, _) => Durability::SyncEachBatch,
+        };
+        let config = TopicConfig {
+            partitions: self.partitions,
+            durability,
+            segment_bytes: u32::try_from(self.segment_bytes)
+                .map_err(|_| Failure::new("--segment-bytes: at most 1G can be had"))?,
+            retention: self.retention.retention(),
+            roll_age: self.roll_age,
+            compaction: self.compact.then(|| Compaction {
+                tombstones_until: groups(&self.tombstones_until),
+            }),
+            index_by_key: self.index_by_key,
+        };
+        config.check().map_err(Failure::new)?;
+        Ok(config)
+    }
+
     pub(crate) fn run(self, out: &mut Output) -> Result<Answer, Failure> {
-        // Before anything is made, as the other values are.
-        let retention = self.retention.retention();
-        if self.compact && !retention.keeps_all() {
-            return Err(Failure::new(format_args!(
-                "{BOTH_POLICIES}: a compacted topic keeps the latest record of each key"
-            )));
-        }
+        let config = self.config()?;
         let options = LogOptions {
             any_filesystem: self.any_filesystem,
             ..LogOptions::default()
@@ -174,22 +175,6 @@ impl CreateArgs {
             durability: None,
         };
         if let Some(name) = &self.topic {
-            let durability = match (self.sync_every, self.durability.as_str()) {
-                (Some(interval), _) => Durability::SyncEvery(interval),
-                (None, "leave-to-os") => Durability::LeaveToOs,
-                (None, _) => Durability::SyncEachBatch,
-            };
-            let config = TopicConfig {
-                partitions: self.partitions,
-                durability,
-                segment_bytes: self.segment_bytes,
-                retention,
-                roll_age: self.roll_age,
-                compaction: self.compact.then(|| Compaction {
-                    tombstones_until: groups(&self.tombstones_until),
-                }),
-                index_by_key: self.index_by_key,
-            };
             log.create_topic(name, &config).map_err(Failure::new)?;
             line.topic = Some(name.to_string());
             line.partitions = Some(config.partitions);
@@ -255,7 +240,7 @@ impl RetainArgs {
                 (false, None) => &given,
                 (false, Some(_)) => {
                     return Err(Failure::new(format!(
-                        "topic {}: {BOTH_POLICIES}: it keeps the latest record of each key, \
+                        "topic {}: both retention and compaction are asked for: it keeps the latest record of each key, \
                          which `teeline log configure --compact off` ends",
                         topic.name()
                     )));
@@ -422,9 +407,7 @@ impl CompactArgs {
 mod tests {
     use std::time::Duration;
 
-    use teeline_log::{Log, LogOptions, TopicConfig};
-
-    use super::{PARTITIONS_MAX, SEGMENT_BYTES, duration, segment_bytes, size};
+    use super::{duration, size};
 
     #[test]
     fn durations_and_sizes_are_read_as_people_write_them() {
@@ -437,33 +420,6 @@ mod tests {
         assert_eq!(size("64M"), Ok(64 << 20));
         for text in ["", "M", "1X", "99999999999T"] {
             assert!(size(text).is_err(), "{text}");
-        }
-    }
-    /// They are asked for before a log is made, and so stand here, too.
-    #[test]
-    fn the_limits_of_a_topic_are_those_of_the_log() {
-        let place = tempfile::tempdir().unwrap();
-        let options = LogOptions {
-            any_filesystem: true,
-            ..LogOptions::default()
-        };
-        let log = Log::create(place.path().join("log"), &options).unwrap();
-        let make = |name: &str, segment_bytes: u32| {
-            let config = TopicConfig {
-                segment_bytes,
-                ..TopicConfig::default()
-            };
-            log.create_topic(&name.parse().unwrap(), &config)
-        };
-        let (least, most) = SEGMENT_BYTES.into_inner();
-        assert!(make("below", least - 8).is_err() && make("least", least).is_ok());
-        assert!(make("above", most + 8).is_err());
-        let mut topic = make("most", most).unwrap();
-        let partitions = u32::try_from(PARTITIONS_MAX).unwrap();
-        assert!(topic.grow(partitions, true).is_ok() && topic.grow(partitions + 1, true).is_err());
-        assert_eq!(segment_bytes("4K"), Ok(least));
-        for text in ["4095", "4100", "1025M", "5G", "x"] {
-            assert!(segment_bytes(text).is_err(), "{text}");
         }
     }
 }

@@ -140,8 +140,7 @@ fn cannot(path: &Path, error: &io::Error) -> Failure {
     Failure::new(format_args!("{}: {error}", path.display()))
 }
 
-/// What lies in a directory.
-pub(super) fn names(dir: &Path) -> Result<Vec<String>, Failure> {
+fn names(dir: &Path) -> Result<Vec<String>, Failure> {
     let entries = fs::read_dir(dir).map_err(|error| cannot(dir, &error))?;
     let names = entries.flatten().map(|entry| entry.file_name());
     Ok(names

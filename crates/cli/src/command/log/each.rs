@@ -5,7 +5,7 @@ use std::fmt::Display;
 use teeline_core::Name;
 use teeline_log::{Log, Topic, TopicError};
 
-use super::{change, dump};
+use super::change;
 use crate::output::{Answer, Failure, complain};
 
 /// Tells at once what fails, and goes on.
@@ -29,11 +29,8 @@ impl Each {
         if let Some(name) = name {
             return Ok(vec![change::topic(log, name)?]);
         }
-        let mut names = dump::names(log.root())?;
-        names.retain(|name| log.root().join(name).is_dir());
-        names.sort();
         let mut topics = Vec::new();
-        for name in names.iter().filter_map(|name| name.parse().ok()) {
+        for name in log.topic_names().map_err(Failure::new)? {
             match log.topic(&name) {
                 // A directory of the log itself, or somebody else's.
                 Err(TopicError::NotFound(_)) => {}
