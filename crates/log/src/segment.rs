@@ -180,11 +180,12 @@ impl SegmentReader {
         Ok(batch::verify(bytes).map(|header| (header, bytes)))
     }
 
-    /// The first whole batch at or behind `pos` whose records are at or behind `offset`.
+    /// The first whole batch at or behind `pos` whose records are at or behind `offset`. A value may be a batch: inside a batch
+    /// that is whole, or whose end is known though it is damaged, none is looked for.
     pub(crate) fn resync(&mut self, pos: u64, offset: Offset) -> Result<Option<(u64, Header)>> {
         // It looks beyond what is settled.
         self.settled = false;
-        let mut pos = pos.next_multiple_of(8);
+        let mut pos = self.behind_damaged(pos.next_multiple_of(8))?;
         // Where no batch can be named, there is none.
         let end = self.length()?.min(u32::MAX.into());
         while pos < end {
@@ -196,14 +197,30 @@ impl SegmentReader {
                 continue;
             };
             pos += words as u64 * 8;
-            if let Ok((header, _)) = self.batch(pos)?
-                && header.base >= offset
-            {
-                return Ok(Some((pos, header)));
+            match self.batch(pos)? {
+                Ok((header, _)) if header.base >= offset => return Ok(Some((pos, header))),
+                Ok((header, _)) => pos += u64::from(header.length),
+                Err(_) => pos += 8,
             }
-            pos += 8;
         }
         Ok(None)
+    }
+
+    /// Behind the damaged batches at `pos`, as far as the one behind names the one in front: the length that a damaged header
+    /// tells is not to be relied on without that.
+    fn behind_damaged(&mut self, mut pos: u64) -> Result<u64> {
+        let mut header = Header::decode(self.bytes(pos, batch::HEADER_BYTES)?);
+        while let Ok(damaged) = header
+            && self.batch(pos)?.is_err()
+        {
+            let behind = pos + u64::from(damaged.length);
+            header = Header::decode(self.bytes(behind, batch::HEADER_BYTES)?);
+            if !header.is_ok_and(|header| header.names(&damaged)) {
+                break;
+            }
+            pos = behind;
+        }
+        Ok(pos)
     }
 
     /// The first offset that a whole batch says anything of: what its first record tells as lost counts.

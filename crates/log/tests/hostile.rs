@@ -5,6 +5,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
+    ops::Range,
     os::unix::fs::FileExt,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
@@ -21,7 +22,7 @@ use teeline_log::{
     Answer, AppendError, BatchAnswer, DiskStorage, Durability, Log, LogOptions, NewRecord,
     OpenError, ReadError, Succession, Topic, TopicConfig, TopicError, Writer,
     fake::{FakeDisk, Fault, Operation},
-    format::{record, watermark::Word},
+    format::{batch, record, watermark::Word},
     storage::{LockFile, Storage},
     verify,
 };
@@ -761,6 +762,87 @@ fn a_segment_of_another_history_is_mended() {
     assert!(topic.repair(P0, false).unwrap().is_sound());
     assert_eq!(readable(&log, &topic), (0..90).collect::<Vec<_>>());
     append(&topic, P0, &mut writer(&log, 1), 91, b"a fill").unwrap();
+}
+
+/// A topic may carry what was in another log, or what somebody sends who wants to be taken for the log. HAZARDS LG-02.
+#[test]
+fn a_batch_inside_a_value_is_no_batch_of_the_log() {
+    resynced(4..5, |bytes, inner| bytes[inner - 40] ^= 1);
+    // Two in a row.
+    resynced(4..6, |bytes, inner| {
+        bytes[inner - 40] ^= 1;
+        let next = bytes[inner..].windows(6).position(|part| part == b"a fill");
+        bytes[inner + next.unwrap()] ^= 1;
+    });
+}
+
+/// The length is no more to be relied on than any other byte: here it reaches over six whole batches.
+#[test]
+fn a_damaged_length_passes_over_no_whole_batch() {
+    resynced(2..3, |bytes, _| {
+        let starts = batches(bytes);
+        let reaching = u32::try_from(starts[9] - starts[2]).unwrap();
+        bytes[starts[2] + 8..starts[2] + 12].copy_from_slice(&reaching.to_le_bytes());
+    });
+}
+
+/// Where each batch begins, by its length.
+fn batches(bytes: &[u8]) -> Vec<usize> {
+    let mut starts = Vec::new();
+    let mut pos = 0;
+    while let Ok(header) = batch::Header::decode(&bytes[pos..]) {
+        starts.push(pos);
+        pos += header.length as usize;
+    }
+    starts
+}
+
+/// Damages a log of 20 records, of which the fifth holds a batch as its value, and expects that just the records `lost` are
+/// gone, for a reader and when it is repaired. `damage` gets the segment's bytes, and where the batch inside is.
+fn resynced(lost: Range<u64>, damage: impl FnOnce(&mut [u8], usize)) {
+    let disk = FakeDisk::new(1);
+    let (log, topic) = in_memory(&disk, &config(Durability::SyncEachBatch), &impatient());
+    let mut ours = writer(&log, 1);
+    let mut builder = batch::Builder::default();
+    builder.clear();
+    builder.push(record::Fields {
+        value: b"forged",
+        ..record::Fields::default()
+    });
+    let place = batch::Place {
+        base: Offset(5000),
+        term: 1,
+        durable: Offset(0),
+        previous: 0,
+    };
+    let inner = builder.finish(place).0.to_vec();
+    for number in 1..=20 {
+        let value = if number == 5 { &inner[..] } else { b"a fill" };
+        append(&topic, P0, &mut ours, number, value).unwrap();
+    }
+    let mut bytes = disk.bytes(FIRST.as_ref());
+    let mut parts = bytes.windows(inner.len());
+    let at = parts.position(|part| part == &inner[..]).unwrap();
+    damage(&mut bytes, at);
+    disk.set_bytes(FIRST.as_ref(), &bytes);
+    let expected: Vec<_> = (0..20).filter(|offset| !lost.contains(offset)).collect();
+    assert_eq!(readable(&log, &topic), expected);
+    disk.cut_power();
+    let log = Log::open_on(disk.process(), ROOT, &impatient()).unwrap();
+    let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    let repaired = topic.repair(P0, true).unwrap();
+    assert_eq!(repaired.damages.len(), 1);
+    assert_eq!(
+        repaired.damages[0].offsets,
+        Offset(lost.start)..Offset(lost.end)
+    );
+    let gap = lost.start..lost.end - 1;
+    let expected: Vec<_> = (0..20).filter(|offset| !gap.contains(offset)).collect();
+    assert_eq!(
+        readable(&log, &topic),
+        expected,
+        "with one that says what is lost"
+    );
 }
 
 /// What is wrong with one partition keeps no source from being written elsewhere.

@@ -72,6 +72,15 @@ impl Header {
         }
     }
 
+    /// Whether it says that `before` stands in front of it.
+    pub(crate) fn names(&self, before: &Self) -> bool {
+        if self.is_rewritten() {
+            self.base == before.end()
+        } else {
+            self.previous == before.chain()
+        }
+    }
+
     /// The offset after the last one that the batch covers.
     #[must_use]
     pub fn end(&self) -> Offset {
