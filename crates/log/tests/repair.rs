@@ -686,3 +686,27 @@ fn repair_of_what_is_sound_reads_it_no_more_often_than_a_look() {
         "{repairing} bytes read, {looking} for a look"
     );
 }
+
+#[test]
+fn what_an_earlier_repair_kept_aside_is_kept() {
+    let world = written(3, Durability::SyncEachBatch);
+    let logs = segments(&world.disk);
+    let mut kept = Vec::new();
+    for _ in 0..3 {
+        flip(&world.disk, &logs[1], 20, 0);
+        let damaged = world.disk.bytes(&logs[1]);
+        let (_, topic) = open(&world.disk);
+        let done = topic.repair(P0, true).unwrap();
+        assert_aside(&world.disk, &logs, &vec![damaged; logs.len()], &done);
+        kept.push((
+            done.kept_aside[0].clone(),
+            world.disk.bytes(&done.kept_aside[0]),
+        ));
+        drop(topic);
+        world.disk.kill_all();
+    }
+    assert_eq!(kept[2].0, logs[1].with_extension("log.0.3.damaged"));
+    for (path, bytes) in kept {
+        assert_eq!(world.disk.bytes(&path), bytes, "{}", path.display());
+    }
+}

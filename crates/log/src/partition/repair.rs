@@ -7,6 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    iter,
     ops::Range,
     path::{Path, PathBuf},
     sync::PoisonError,
@@ -89,6 +90,8 @@ struct Survey {
     segments: BTreeMap<Offset, Vec<Piece>>,
     /// The segments that damage lies in.
     damaged: BTreeSet<Offset>,
+    /// What else there is: what an earlier repair kept aside is not written over.
+    names: Vec<String>,
     /// In front of the first damage, or the log end.
     sound_until: Cursor,
     /// The last record of each source, as far as anything knows.
@@ -237,6 +240,7 @@ impl Partition {
             },
             segments: BTreeMap::new(),
             damaged: BTreeSet::new(),
+            names: storage.list(dir)?,
             sound_until: Cursor::START,
             producers,
             state,
@@ -382,7 +386,7 @@ impl Partition {
         let old = storage.open(&damage.path, Access::Read)?;
         copy(&*old, damage.bytes.clone(), &*new, 0)?;
         new.sync()?;
-        storage.rename_over(&half, aside)
+        storage.rename(&half, aside)
     }
 
     /// Both slots, so that no unreadable one is left.
@@ -501,11 +505,20 @@ impl Survey {
         self.segments.entry(front.segment).or_default().push(lost);
         self.damaged.insert(front.segment);
         if !damage.bytes.is_empty() {
-            let mut name = damage.path.clone();
-            name.set_extension(format!("log.{}.damaged", damage.bytes.start));
-            self.repaired.kept_aside.push(name);
+            self.repaired.kept_aside.push(self.free_name(&damage));
         }
         self.repaired.damages.push(damage);
+    }
+
+    /// Where to keep what is damaged aside.
+    fn free_name(&self, damage: &Damage) -> PathBuf {
+        let start = damage.bytes.start;
+        let again = (2..).map(|time| format!("log.{start}.{time}.damaged"));
+        iter::once(format!("log.{start}.damaged"))
+            .chain(again)
+            .map(|extension| damage.path.with_extension(extension))
+            .find(|path| !self.names.iter().any(|name| path.ends_with(name)))
+            .expect("there are more numbers than files")
     }
 }
 
