@@ -353,8 +353,9 @@ impl Appender {
             }
         }
         let recovery = self.state.recovery;
-        if recovery.offset == self.end.offset && recovery.segment != self.end.segment {
-            // Somebody sealed the segment and wrote nothing to the next.
+        if recovery.offset == self.end.offset && recovery.segment > self.end.segment {
+            // Somebody sealed the segment and wrote nothing to the next. One in front of it is sealed itself: there was no space
+            // for a recovery point since.
             self.end = recovery;
             self.active = None;
         }

@@ -398,7 +398,9 @@ mod tests {
             record::{Control, Fields},
             watermark::Word,
         },
-        recovery, segment, verify,
+        recovery, segment,
+        storage::Storage,
+        verify,
     };
 
     const P0: Partition = Partition(0);
@@ -615,6 +617,36 @@ mod tests {
             assert!(matches!(answer, Answer::Stored { offset, .. } if offset >= Offset(3)));
             assert_eq!(values(&topic), [7, 7, 8]);
         }
+    }
+
+    /// A segment is sealed on a full disk, and there is no space for the snapshot that belongs to the next one: the recovery
+    /// point stays at the end of the sealed one. Whoever appends next does not go back there.
+    #[test]
+    fn a_segment_that_was_sealed_on_a_full_disk_is_not_written_again() {
+        let (disk, topic, mut writer) = written_topic(4096);
+        let long = [7; 500];
+        let mut append = |number, value| {
+            let record = NewRecord::data(Sequence(number), 1, None, value);
+            writer.append(&topic, P0, &[record])
+        };
+        for number in 1..=6 {
+            append(number, &long).unwrap();
+        }
+        let partition = topic.to_append(P0).unwrap();
+        partition.close().unwrap();
+        let [_, taken_at_close] = recovery::snapshot_paths(partition.dir());
+        disk.process().remove(&taken_at_close).unwrap();
+        disk.set_capacity(0);
+        for value in [&long[..], b"x", b"x"] {
+            let full = append(7, value);
+            assert!(matches!(full, Err(AppendError::NoSpace(_))), "{full:?}");
+        }
+        disk.set_capacity(u64::MAX);
+        append(7, b"x").unwrap();
+        append(8, b"x").unwrap();
+        let topic = opened(&disk);
+        assert_eq!(topic.reopen(P0).unwrap().damage, None);
+        assert_eq!(values(&topic).len(), 8);
     }
 
     /// A batch with sound checksums tells offsets as lost that are there.
