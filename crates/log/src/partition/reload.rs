@@ -649,6 +649,51 @@ mod tests {
         assert_eq!(values(&topic).len(), 8);
     }
 
+    /// HAZARDS LG-09: repair syncs what was answered before its sync, and that fails. Whoever repairs once more does not believe
+    /// a later sync.
+    #[test]
+    fn a_sync_that_fails_in_repair_is_not_made_up_for_by_the_next() {
+        for seed in 0..10 {
+            let disk = FakeDisk::new(seed);
+            let log = Log::create_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+            let config = TopicConfig {
+                durability: Durability::LeaveToOs,
+                segment_bytes: 4096,
+                ..TopicConfig::default()
+            };
+            let topic = log.create_topic(&"fills".parse().unwrap(), &config);
+            let topic = topic.unwrap();
+            for number in 1..=30 {
+                append(&topic, number).unwrap();
+            }
+            let dir = topic.to_append(P0).unwrap().dir().to_owned();
+            let path = segment::log_path(&dir, Offset(0));
+            let mut bytes = disk.bytes(&path);
+            bytes[300] ^= 1;
+            disk.set_bytes(&path, &bytes);
+            disk.fail(Fault {
+                operation: Operation::Sync,
+                path_contains: ".log".to_owned(),
+                nth: 1,
+                kind: io::ErrorKind::Other,
+            });
+            topic.repair(P0, true).unwrap_err();
+            assert_eq!(disk.take_failed(), 1);
+            let refused = append(&topic, 31);
+            assert!(
+                matches!(refused, Err(AppendError::Stopped { .. })),
+                "{refused:?}"
+            );
+            topic.repair(P0, true).unwrap();
+            disk.cut_power();
+            let (log, topic) = open(&disk);
+            let report = verify(&log, None, |_| ()).unwrap();
+            assert_eq!(report.damages, 0, "seed {seed}");
+            append(&topic, 31).unwrap();
+            assert!(values(&topic).ends_with(&[31]), "seed {seed}");
+        }
+    }
+
     /// A batch with sound checksums tells offsets as lost that are there.
     #[test]
     fn a_forged_batch_that_reaches_back_is_passed_over() {

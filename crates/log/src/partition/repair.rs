@@ -309,10 +309,12 @@ impl Partition {
             self.keep_aside(damage, aside)?;
         }
         if let Some((last, _)) = survey.segments.last_key_value() {
-            // The others were synced before the next one was made.
+            // The others were synced before the next one was made. If this cannot be, a later sync that succeeds says nothing: what
+            // was not durable counts as not stored.
             storage
                 .open(&segment::log_path(dir, *last), Access::Write)?
-                .sync()?;
+                .sync()
+                .map_err(|error| syncer::stop(&*page, dir, error))?;
         }
         let entries = survey.producers.entries();
         for path in recovery::snapshot_paths(dir) {

@@ -333,20 +333,28 @@ impl Syncer {
     /// under which it failed held, so that the word stands before anybody else can acknowledge; or without, if nobody has
     /// written to that file yet.
     pub(super) fn stop(&self, error: StorageError) -> AppendError {
-        let told = self
-            .page
-            .store(Word::Stopped, 1)
-            .and_then(|()| self.page.wake(Word::Wake));
-        // A page that cannot be stored into belongs to a process that is dead.
-        drop(told);
-        self.stopped(Some(error))
+        stop(&*self.page, &self.dir, error)
     }
 
     fn stopped(&self, source: Option<StorageError>) -> AppendError {
-        AppendError::Stopped {
-            path: self.dir.clone(),
-            source,
-        }
+        stopped(&self.dir, source)
+    }
+}
+
+/// As [`Syncer::stop`], for who has the lock without one.
+pub(super) fn stop(page: &dyn SharedPage, dir: &Path, error: StorageError) -> AppendError {
+    let told = page
+        .store(Word::Stopped, 1)
+        .and_then(|()| page.wake(Word::Wake));
+    // A page that cannot be stored into belongs to a process that is dead.
+    drop(told);
+    stopped(dir, Some(error))
+}
+
+fn stopped(dir: &Path, source: Option<StorageError>) -> AppendError {
+    AppendError::Stopped {
+        path: dir.to_owned(),
+        source,
     }
 }
 
