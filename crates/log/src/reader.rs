@@ -272,6 +272,12 @@ impl Reader {
                 self.unreadable_at = wake;
                 Ok(false)
             }
+            // Somebody has recovered meanwhile: what was read is of neither time.
+            Err(ReadError::Damaged(_))
+                if page.is_some_and(|page| page.load(Word::Term) != term) =>
+            {
+                self.next_batch()
+            }
             // The next segment was removed between the look at the start and its opening.
             Err(ReadError::Storage(error)) if error.is_not_found() => {
                 self.refuse_overtaken()?;
@@ -452,6 +458,7 @@ impl Reader {
         self.position = offset;
         self.place = None;
         self.batch = Batch::NONE;
+        self.unreadable_at = None;
     }
 
     /// The segment that is read, if one is open.

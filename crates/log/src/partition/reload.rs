@@ -382,7 +382,7 @@ fn vouches(durable: Offset, end: Offset, recovery: Offset) -> bool {
 #[cfg(test)]
 mod tests {
     use std::{
-        io,
+        fmt, io,
         sync::{Arc, Mutex, mpsc},
         thread,
         time::Duration,
@@ -392,14 +392,14 @@ mod tests {
 
     use crate::{
         Answer, AppendError, Durability, Log, LogOptions, NewRecord, ReadError, Topic, TopicConfig,
-        fake::{FakeDisk, Fault, Operation, written_topic},
+        fake::{FakeDisk, Fault, Operation, Step, written_topic},
         format::{
             batch::{Builder, Place},
             record::{Control, Fields},
             watermark::Word,
         },
         recovery, segment,
-        storage::Storage,
+        storage::{SharedPage, Storage, StorageError},
         verify,
     };
 
@@ -692,6 +692,106 @@ mod tests {
             append(&topic, 31).unwrap();
             assert!(values(&topic).ends_with(&[31]), "seed {seed}");
         }
+    }
+
+    /// A topic of three durable records, behind which a sync failed; whoever reopened it was killed when he had cut off what
+    /// was not durable.
+    fn cut_short() -> (FakeDisk, Topic) {
+        let disk = FakeDisk::new(1);
+        let (_log, topic) = left_to_os(&disk);
+        topic.sync(P0).unwrap();
+        for number in 4..=6 {
+            append(&topic, number).unwrap();
+        }
+        let sync = |step: &Step<'_>| {
+            step.operation == Operation::Sync && step.path.extension().is_some_and(|it| it == "log")
+        };
+        disk.fail(Fault {
+            operation: Operation::Sync,
+            path_contains: ".log".to_owned(),
+            nth: 1,
+            kind: io::ErrorKind::Other,
+        });
+        topic.sync(P0).unwrap_err();
+        let process = disk.process();
+        let log = Log::open_on(process.clone(), "/log", &LogOptions::default()).unwrap();
+        let killed = log.topic(topic.name()).unwrap();
+        let machine = disk.clone();
+        disk.before_each(Some(Box::new(move |step| {
+            if sync(step) {
+                machine.kill(&process);
+            }
+        })));
+        killed.reopen(P0).unwrap_err();
+        disk.before_each(None);
+        let reading = opened(&disk);
+        (disk, reading)
+    }
+
+    /// A page of which somebody who recovers just stores the last words when it is asked whether he is still at it.
+    struct Recovered {
+        page: Arc<dyn SharedPage>,
+        recover: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    }
+
+    impl fmt::Debug for Recovered {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_struct("Recovered").finish_non_exhaustive()
+        }
+    }
+
+    impl SharedPage for Recovered {
+        fn load(&self, word: Word) -> u64 {
+            if word == Word::Dirty
+                && let Some(recover) = self.recover.lock().unwrap().take()
+            {
+                recover();
+            }
+            self.page.load(word)
+        }
+
+        fn store(&self, word: Word, value: u64) -> Result<(), StorageError> {
+            self.page.store(word, value)
+        }
+
+        fn wait(&self, word: Word, seen: u64, timeout: Duration) {
+            self.page.wait(word, seen, timeout);
+        }
+
+        fn wake(&self, word: Word) -> Result<(), StorageError> {
+            self.page.wake(word)
+        }
+    }
+
+    #[test]
+    fn who_reads_while_a_recovery_ends_is_told_of_no_damage() {
+        let (disk, topic) = cut_short();
+        let mut reader = topic.reader(P0, Offset(3)).unwrap();
+        let partition = topic.to_append(P0).unwrap();
+        let page = partition.page().unwrap().unwrap();
+        let other = opened(&disk);
+        let recover = move || drop(other.reopen(P0).unwrap());
+        *partition.page.lock().unwrap() = Some(Arc::new(Recovered {
+            page,
+            recover: Mutex::new(Some(Box::new(recover))),
+        }));
+        let mut lost = None;
+        reader.poll(10, |record| lost = record.control).unwrap();
+        assert!(
+            matches!(lost, Some(Control::Lost { first, .. }) if first == Offset(3)),
+            "{lost:?}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_during_a_recovery_keeps_nobody_from_reading_elsewhere() {
+        let (_disk, topic) = cut_short();
+        let mut reader = topic.reader(P0, Offset(3)).unwrap();
+        assert_eq!(reader.poll(10, |_| ()).unwrap(), 0);
+        assert!(!reader.wait(Duration::ZERO).unwrap());
+        reader.seek(Offset(1));
+        assert!(reader.wait(Duration::ZERO).unwrap());
+        assert_eq!(reader.poll(10, |_| ()).unwrap(), 2);
     }
 
     /// A batch with sound checksums tells offsets as lost that are there.
