@@ -175,10 +175,10 @@ impl Appender {
         let storage = &*self.env.storage;
         self.remove_next()?;
         for base in segment::list(storage, &self.dir)? {
-            let path = segment::log_path(&self.dir, base);
             if base > first && base >= durable {
-                storage.remove(&path)?;
+                self.remove_segment(base)?;
             } else if base >= first {
+                let path = segment::log_path(&self.dir, base);
                 storage.open(&path, Access::Read)?.drop_cached()?;
             }
         }
@@ -192,7 +192,7 @@ impl Appender {
         self.remove_next()?;
         for base in segment::list(storage, &self.dir)? {
             if base > first && base >= end {
-                storage.remove(&segment::log_path(&self.dir, base))?;
+                self.remove_segment(base)?;
             }
         }
         Ok(())
@@ -792,6 +792,33 @@ mod tests {
         reader.seek(Offset(1));
         assert!(reader.wait(Duration::ZERO).unwrap());
         assert_eq!(reader.poll(10, |_| ()).unwrap(), 2);
+    }
+
+    /// The segment goes, and its index with it: the next one begins elsewhere, and nobody would ever remove it.
+    #[test]
+    fn nothing_is_left_of_a_segment_of_which_nothing_was_durable() {
+        let (disk, topic, mut writer) = written_topic(4096);
+        let long = [7; 500];
+        for number in 1..=7 {
+            let record = NewRecord::data(Sequence(number), 1, None, &long);
+            if number == 7 {
+                disk.fail(Fault {
+                    operation: Operation::Sync,
+                    path_contains: "6.log".to_owned(),
+                    // When it is made, and when it is written to.
+                    nth: 2,
+                    kind: io::ErrorKind::Other,
+                });
+            }
+            let done = writer.append(&topic, P0, &[record]);
+            assert_eq!(done.is_ok(), number < 7, "{number}: {done:?}");
+        }
+        topic.reopen(P0).unwrap();
+        let dir = topic.to_append(P0).unwrap().dir().to_owned();
+        let files = disk.files(&dir);
+        let base = Offset(6);
+        assert!(!files.contains(&segment::log_path(&dir, base)));
+        assert!(!files.contains(&segment::index_path(&dir, base)));
     }
 
     /// A batch with sound checksums tells offsets as lost that are there.

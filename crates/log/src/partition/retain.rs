@@ -1,6 +1,6 @@
 //! Retention: sealing what is old enough, and dropping whole segments from the start.
 
-use std::{ops::Range, path::PathBuf, sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use teeline_core::{Offset, Partition as Number};
 
@@ -224,16 +224,21 @@ impl Appender {
             return Ok(());
         }
         for base in gone {
-            let mut paths: Vec<PathBuf> = segment::companions(&self.dir, base).into();
-            // Last, so that whoever finds the segment gone finds nothing of it.
-            paths.push(segment::log_path(&self.dir, base));
-            for path in paths {
-                remove_if_there(&*storage, &path)?;
-            }
+            self.remove_segment(base)?;
         }
         storage
             .sync_dir(&self.dir)
             .map_err(|error| self.failed(error))
+    }
+
+    /// Removes a segment and what belongs to it.
+    pub(super) fn remove_segment(&self, base: Offset) -> Result<(), StorageError> {
+        let log = segment::log_path(&self.dir, base);
+        // Last, so that whoever finds the segment gone finds nothing of it.
+        for path in segment::companions(&self.dir, base).iter().chain([&log]) {
+            remove_if_there(&*self.env.storage, path)?;
+        }
+        Ok(())
     }
 }
 
