@@ -11,7 +11,7 @@ use teeline_core::Offset;
 use crate::{
     Damage,
     format::{
-        Flaw,
+        Flaw, NUMBER_MAX,
         batch::{self, Header},
         index::{self, Entry},
         record::{Control, Records},
@@ -41,14 +41,15 @@ pub(crate) fn companions(dir: &Path, base: Offset) -> [PathBuf; 2] {
     [index_path(dir, base), keys_path(dir, base)]
 }
 
-/// Base offsets of the segments in a partition, in order.
+/// Base offsets of the segments in a partition, in order. A name with a number that no log comes to is none of a segment.
 pub(crate) fn list(storage: &dyn Storage, dir: &Path) -> Result<Vec<Offset>> {
     let names = storage.list(dir)?;
     let bases = names.iter().filter_map(|name| {
         let digits = name
             .strip_suffix(".log")
             .filter(|digits| digits.len() == 20)?;
-        digits.parse().ok().map(Offset)
+        let base = digits.parse().ok().filter(|base| *base <= NUMBER_MAX)?;
+        Some(Offset(base))
     });
     // The names have equal length, so that the order of names is that of numbers.
     Ok(bases.collect())
