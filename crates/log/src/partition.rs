@@ -382,14 +382,22 @@ impl Partition {
         Ok((done, self.commit(&syncer, &written)?))
     }
 
-    /// Takes the lock of something that takes long, if nobody has it; a note in the file says who does.
-    fn take_lock_file(&self, path: &Path) -> Result<Box<dyn LockFile>, AppendError> {
+    /// Takes the lock of something that takes long, if nobody has it; a note in the file says who does. Who only looks what would
+    /// be done takes none, and makes no file for it.
+    fn take_lock_file(
+        &self,
+        path: &Path,
+        dry_run: bool,
+    ) -> Result<Option<Box<dyn LockFile>>, AppendError> {
+        if dry_run {
+            return Ok(None);
+        }
         let lock = self.storage().lock_file(path)?;
         lock.acquire(Duration::ZERO).map_err(|error| match error {
             LockError::Held { path, holder } => AppendError::Busy { path, holder },
             LockError::Storage(error) => error.into(),
         })?;
-        Ok(lock)
+        Ok(Some(lock))
     }
 
     fn refuse_read_only(&self) -> Result<(), AppendError> {

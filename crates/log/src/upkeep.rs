@@ -124,7 +124,7 @@ impl Topic {
     /// nothing is changed.
     ///
     /// # Errors
-    /// As an append; [`AppendError::Busy`] while somebody else compacts the partition.
+    /// As an append; [`AppendError::Busy`] while somebody else compacts the partition, unless it is a `dry_run`.
     pub fn compact(
         &self,
         partition: Partition,
@@ -180,7 +180,7 @@ impl Topic {
     /// Where the topic's file asks for them, they come back with the next upkeep. With `dry_run`, they stay.
     ///
     /// # Errors
-    /// As an append; [`AppendError::Busy`] while somebody makes one.
+    /// As an append; [`AppendError::Busy`] while somebody makes one, unless it is a `dry_run`.
     pub fn drop_key_indexes(
         &self,
         partition: Partition,

@@ -9,7 +9,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -566,4 +566,79 @@ fn a_deleted_key_that_moved_when_the_topic_grew_does_not_come_back() {
     };
     assert_eq!(read(&moved), [false, true]);
     assert_eq!(read(&stays), [false; 0]);
+}
+
+/// Who only asks what would be done makes no file, also none for a lock.
+#[test]
+fn what_would_be_compacted_is_said_and_no_file_is_made() {
+    let place = Place::filled();
+    let files = || place.disk.files(ROOT.as_ref());
+    let before = files();
+    let compaction = Compaction::default();
+    let passed = Passed::default();
+    let would = place.topic.compact(P0, &compaction, &passed, 0, true);
+    assert_eq!(place.topic.drop_key_indexes(P0, true).unwrap(), 0);
+    assert_eq!(files(), before);
+    let done = place.topic.compact(P0, &compaction, &passed, 0, false);
+    assert_eq!(would.unwrap(), done.unwrap());
+}
+
+/// Nobody offers that, but directories can be removed, and topics made again, while somebody compacts: he leaves what is there now
+/// as it is.
+#[test]
+fn a_compaction_of_a_topic_that_was_removed_leaves_the_new_one_alone() {
+    for removed_at in 0.. {
+        let place = Place::filled();
+        let steps = Arc::new(AtomicU32::new(0));
+        let (step, disk) = (Arc::clone(&steps), place.disk.clone());
+        let filled = Arc::new(Mutex::new(None));
+        let new = Arc::clone(&filled);
+        place.disk.before_each(Some(Box::new(move |at| {
+            // Between the look at the lock file and what is done in the turn to sync, nobody is kept from it.
+            let is_aside = at.path.to_string_lossy().ends_with(".log.new");
+            if is_aside && step.fetch_add(1, Ordering::Relaxed) == removed_at {
+                let storage = disk.process();
+                storage.remove(&Path::new(ROOT).join("fills")).unwrap();
+                let log = Log::open_on(storage, ROOT, &options()).unwrap();
+                log.create_topic(&topic_name(), &config()).unwrap();
+                let mut process = Process::of(log, 1);
+                for number in 1..=60 {
+                    let record = NewRecord::data(Sequence(number), 1, Some(b"k"), &[9; 200]);
+                    let answer = process.writer.append(&process.topic, P0, &[record]);
+                    answer.unwrap();
+                }
+                let files = disk.files(ROOT.as_ref()).into_iter();
+                let files = files
+                    .map(|path| (disk.bytes(&path), path))
+                    .collect::<Vec<_>>();
+                *new.lock().unwrap() = Some((process, files));
+            }
+        })));
+        let compaction = Compaction::default();
+        let done = place
+            .topic
+            .compact(P0, &compaction, &Passed::default(), 0, false);
+        place.disk.before_each(None);
+        if steps.load(Ordering::Relaxed) <= removed_at {
+            done.unwrap();
+            assert!(removed_at > 10, "{removed_at}");
+            return;
+        }
+        let (process, files) = filled.lock().unwrap().take().unwrap();
+        for (bytes, path) in files {
+            let same = place.disk.bytes(&path) == bytes;
+            assert!(same, "{removed_at}: {}", path.display());
+        }
+        assert_eq!(place.leftovers(), [] as [PathBuf; 0], "{removed_at}");
+        let mut reader = process.topic.reader(P0, Offset(0)).unwrap();
+        let mut count = 0;
+        while reader.poll(50, |_| count += 1).unwrap() > 0 {}
+        assert_eq!(count, 60, "{removed_at}");
+        let error = done.unwrap_err();
+        assert!(
+            error.to_string().contains("was removed or replaced")
+                || matches!(&error, AppendError::Storage(error) if error.is_not_found()),
+            "{removed_at}: {error}"
+        );
+    }
 }

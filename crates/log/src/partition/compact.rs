@@ -100,7 +100,7 @@ impl Partition {
             bytes_before: 0,
             bytes_after: 0,
         };
-        let _lock = self.take_lock_file(&self.dir().join("compact.lock"))?;
+        let _lock = self.take_lock_file(&self.dir().join("compact.lock"), rule.dry_run)?;
         let limit = self.with_appender(|appender| {
             appender.locked(|appender| {
                 if !rule.dry_run {
