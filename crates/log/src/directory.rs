@@ -18,7 +18,10 @@ use crate::{
     Reader, RepairError, RepairedSource, ResumeError, ResumePoint, Succession, Topic, TopicConfig,
     Writer, WriterError, format,
     helper::Helper,
-    storage::{Access, Holder, LockError, Storage, StorageError, describe, remove_if_there},
+    storage::{
+        Access, Holder, LockError, Storage, StorageError, describe, remove_half_replaced,
+        remove_if_there,
+    },
     topic::{self, Env},
     writer,
 };
@@ -359,6 +362,7 @@ impl Log {
             Err(error) => return Err(error.into()),
         }
         storage.create_dir(&root.join(SOURCES_DIR))?;
+        remove_half_replaced(storage, root, Some(IDENTITY_FILE))?;
         let identity = IdentityFile {
             format: format::VERSION.into(),
             id: LogId(storage.entropy()?).to_string(),

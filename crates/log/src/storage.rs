@@ -136,6 +136,27 @@ pub(crate) fn remove_if_there(storage: &dyn Storage, path: &Path) -> Result<()> 
     }
 }
 
+/// Removes what somebody left in `dir` who was killed while he [replaced](Storage::replace) a file there: the one of that name, or
+/// any. The caller holds the lock under which it is replaced. What cannot be removed is left to the next.
+pub(crate) fn remove_half_replaced(
+    storage: &dyn Storage,
+    dir: &Path,
+    name: Option<&str>,
+) -> Result<()> {
+    let is_left = |found: &str| {
+        let beside = found.strip_prefix('.')?;
+        let (of, number) = beside.rsplit_once(".new-")?;
+        let is_number = u64::from_str_radix(number, 16).is_ok();
+        Some(is_number && name.is_none_or(|name| name == of))
+    };
+    for found in storage.list(dir)? {
+        if is_left(&found) == Some(true) {
+            drop(storage.remove(&dir.join(found)));
+        }
+    }
+    Ok(())
+}
+
 /// The holder in a sentence.
 pub(crate) fn describe(holder: Option<Holder>) -> String {
     holder.map_or_else(|| "another process".to_owned(), |holder| holder.to_string())
@@ -173,7 +194,8 @@ pub trait Storage: Clock + fmt::Debug {
     /// When the operation fails.
     fn read(&self, path: &Path) -> Result<Vec<u8>>;
 
-    /// Puts `bytes` at `path`, durably: a reader or a crash finds the old content or the new.
+    /// Puts `bytes` at `path`, durably: a reader or a crash finds the old content or the new. Who is killed meanwhile may leave a
+    /// file `.NAME.new-NUMBER` beside it, its number in hexadecimal digits, of which nobody knows any more.
     ///
     /// # Errors
     /// When the operation fails; if only its sync did, the error [says so](StorageError::is_failed_sync).

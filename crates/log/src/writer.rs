@@ -14,7 +14,10 @@ use crate::{
         Flaw,
         progress::{Progress, Slot},
     },
-    storage::{Access, Holder, LockError, LockFile, StorageError, StorageFile, describe},
+    storage::{
+        Access, Holder, LockError, LockFile, StorageError, StorageFile, describe,
+        remove_half_replaced,
+    },
     topic::Placed,
 };
 
@@ -437,7 +440,7 @@ fn open_progress(
                 source: source.id(),
                 progress: Progress::start(epoch),
             };
-            storage.replace(&path, &slot.new_file())?;
+            put_progress(log, source, &slot)?;
             slot
         }
     };
@@ -446,6 +449,14 @@ fn open_progress(
     file.write_at(slot.file_pos(), &slot.encode())?;
     file.sync()?;
     Ok(ProgressFile { file, slot })
+}
+
+/// Puts a progress file in place, with the source's lock held.
+fn put_progress(log: &Log, source: &SourceName, slot: &Slot) -> Result<(), StorageError> {
+    let (storage, path) = (log.storage(), progress_path(log, source));
+    let name = path.file_name().and_then(|name| name.to_str());
+    remove_half_replaced(&**storage, &log.sources_dir(), name)?;
+    storage.replace(&path, &slot.new_file())
 }
 
 /// What is known of the latest epoch of a source.

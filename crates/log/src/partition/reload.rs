@@ -16,7 +16,7 @@ use crate::{
     },
     recovery::{self, Found},
     segment,
-    storage::{Access, StorageError, remove_if_there},
+    storage::{Access, StorageError, remove_half_replaced, remove_if_there},
 };
 
 impl Appender {
@@ -69,6 +69,7 @@ impl Appender {
             self.page.store(Word::StateNumber, self.state.number)?;
         }
         self.remove_passed()?;
+        remove_half_replaced(storage, &dir, None)?;
         let page_end = Offset(self.page.load(Word::End));
         let page_durable = Offset(self.page.load(Word::Durable));
         let known = if vouches(page_durable, page_end, self.state.recovery.offset)

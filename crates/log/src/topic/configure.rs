@@ -7,8 +7,12 @@ use std::sync::Arc;
 
 use teeline_core::Name;
 
-use super::{Shared, Topic, config::Description, describe, lock};
-use crate::{AppendError, TopicConfig, TopicError, partition::Held, storage::Access};
+use super::{CONFIG_FILE, Shared, Topic, config::Description, describe, lock};
+use crate::{
+    AppendError, TopicConfig, TopicError,
+    partition::Held,
+    storage::{Access, remove_half_replaced},
+};
 
 /// Why a topic was not configured anew. If it was a file operation that failed, it may have been: look at the topic.
 #[derive(Debug, thiserror::Error)]
@@ -126,6 +130,8 @@ impl Topic {
         for partition in &mut *held {
             partition.note_changes(None)?;
         }
+        // Who writes the file once more, as it is, holds one of the partitions.
+        remove_half_replaced(&*env.storage, dir, Some(CONFIG_FILE)).map_err(TopicError::from)?;
         describe(&*env.storage, dir, name, description)?;
         for partition in held {
             partition.note_changes(Some(description.changes()))?;

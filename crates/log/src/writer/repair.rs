@@ -4,7 +4,7 @@ use std::{path::Path, time::Duration};
 
 use teeline_core::{Sequence, SourceName};
 
-use super::{progress_path, read_slot, stored::Stored, take_lock};
+use super::{progress_path, put_progress, read_slot, stored::Stored, take_lock};
 use crate::{
     AppendError, Finding, Log, RepairError, ResumeError,
     format::progress::{Progress, Slot},
@@ -87,7 +87,7 @@ pub(crate) fn repair(
     };
     if apply && (!is_readable || !mended.is_empty()) {
         // The other slot is left blank.
-        env.storage.replace(&path, &slot.new_file())?;
+        put_progress(log, source, &slot)?;
     }
     let of_epoch = slot.progress.epoch == stored.epoch;
     Ok(RepairedSource {
