@@ -10,7 +10,7 @@ use teeline_core::Offset;
 
 use crate::{
     format::ages::{self, Ages, Seen},
-    storage::{Result, Storage},
+    storage::{Result, Storage, or_nothing},
 };
 
 /// Most entries kept.
@@ -44,7 +44,7 @@ pub(crate) fn path(dir: &Path) -> PathBuf {
 
 /// Reads the file. One that is missing or cannot be read knows nothing: every record counts as new.
 pub(crate) fn read(storage: &dyn Storage, dir: &Path) -> Result<Ages> {
-    match storage.read(&path(dir)) {
+    match or_nothing(storage.read(&path(dir))) {
         Ok(bytes) => Ok(ages::decode(&bytes).unwrap_or_default()),
         Err(error) if error.is_not_found() => Ok(Ages::default()),
         Err(error) => Err(error),

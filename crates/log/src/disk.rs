@@ -36,6 +36,10 @@ const FILE_MODE: u32 = 0o644;
 /// Longest file that is read as a whole: a snapshot of six million sources.
 const WHOLE_BYTES_MAX: u64 = 256 << 20;
 
+/// What the kernel answers where a device fails, where a file system has found itself damaged (`EUCLEAN`, which XFS and ext4 call
+/// `EFSCORRUPTED`, and `EBADMSG`, a checksum), and where a directory lies in the place of a file.
+const UNREADABLE: [Errno; 4] = [Errno::IO, Errno::UCLEAN, Errno::BADMSG, Errno::ISDIR];
+
 /// Mode of directories.
 const DIR_MODE: u32 = 0o755;
 
@@ -65,7 +69,13 @@ impl DiskStorage {
 impl From<teeline_os::Error> for StorageError {
     fn from(error: teeline_os::Error) -> Self {
         let text = error.to_string();
-        Self::new(&error.path, error.kind(), text)
+        let lifted = Self::new(&error.path, error.kind(), text);
+        match error.source.raw_os_error() {
+            Some(number) if UNREADABLE.contains(&Errno::from_raw_os_error(number)) => {
+                lifted.of_unreadable()
+            }
+            _ => lifted,
+        }
     }
 }
 
@@ -157,7 +167,8 @@ impl Storage for DiskStorage {
                 path,
                 io::ErrorKind::InvalidData,
                 format!("{path_shown} is longer than any file of its kind: {len} bytes"),
-            ));
+            )
+            .of_unreadable());
         }
         let mut bytes = Vec::new();
         file.take(WHOLE_BYTES_MAX)

@@ -111,6 +111,7 @@ impl FakeDisk {
             bytes_read: 0,
             crash_at: None,
             faults: Vec::new(),
+            unreadable: BTreeSet::new(),
             failed: 0,
             capacity: u64::MAX,
         };
@@ -227,6 +228,16 @@ impl FakeDisk {
     /// Orders an operation to fail.
     pub fn fail(&self, fault: Fault) {
         self.world().faults.push(fault);
+    }
+
+    /// Lets the device lose what the file holds that is at `path` now: it can be opened, and read once it is written again.
+    ///
+    /// # Panics
+    /// If there is no such file.
+    pub fn spoil(&self, path: &Path) {
+        let mut world = self.world();
+        let node = world.node(path).expect("the file exists");
+        world.unreadable.insert(node);
     }
 
     /// How many operations failed as ordered since the last [`FakeDisk::take_failed`].

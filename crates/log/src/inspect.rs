@@ -19,7 +19,7 @@ use crate::{
     Log, ReadError, TopicError,
     partition::Partition,
     recovery, segment,
-    storage::{Storage, StorageError},
+    storage::{Access, Storage, StorageError, or_nothing},
     topic,
 };
 
@@ -195,7 +195,8 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
 
     /// Something is wrong with a file of which only the whole can be checked.
     fn whole(&mut self, severity: Severity, path: &Path, text: &str) -> Result<(), StorageError> {
-        let length = self.storage.read(path)?.len() as u64;
+        let file = self.storage.open(path, Access::Read);
+        let length = or_nothing(file.and_then(|file| file.length()))?;
         self.found(severity, path, 0..length, text);
         Ok(())
     }

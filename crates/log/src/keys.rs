@@ -10,7 +10,7 @@ use crate::{
         keys::{self, BLOCK_BYTES, BLOCK_ENTRIES, CONTROL_HASH, Entry, Header},
     },
     segment::{self, SegmentReader},
-    storage::{Access, Result, Storage, StorageFile},
+    storage::{Access, Result, Storage, StorageFile, or_nothing},
 };
 
 /// By what keys are told apart in an index; tests give it collisions.
@@ -156,11 +156,11 @@ impl Index {
         let base = segment.base();
         let file = match storage.open(&segment::keys_path(dir, base), Access::Read) {
             Ok(file) => file,
-            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) if error.is_not_found() || error.is_unreadable() => return Ok(None),
             Err(error) => return Err(error),
         };
         let mut bytes = [0; BLOCK_BYTES];
-        let count = file.read_at(0, &mut bytes)?;
+        let count = or_nothing(file.read_at(0, &mut bytes))?;
         let (bytes, behind) = bytes.split_at(keys::HEADER_BYTES.min(count));
         let Ok(header) = Header::decode(bytes) else {
             return Ok(None);
@@ -203,7 +203,7 @@ impl Index {
     /// A block's entries; `None` if it is damaged.
     fn block(&self, number: u64) -> Result<Option<Vec<Entry>>> {
         let mut bytes = [0; BLOCK_BYTES];
-        let count = self.file.read_at(keys::block_pos(number), &mut bytes)?;
+        let count = or_nothing(self.file.read_at(keys::block_pos(number), &mut bytes))?;
         let bytes = bytes.get(..count).unwrap_or_default();
         Ok(keys::decode_block(number, bytes).ok())
     }

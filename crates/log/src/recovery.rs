@@ -15,7 +15,7 @@ use crate::{
     },
     producers::Producers,
     segment::{self, SegmentReader, Walk},
-    storage::{Result, Storage},
+    storage::{Result, Storage, or_nothing},
 };
 
 /// What was found when a partition was opened for appending.
@@ -86,7 +86,7 @@ pub(crate) type SnapshotFile = Option<Result<(Cursor, Producers), Flaw>>;
 
 /// Reads both snapshots.
 pub(crate) fn read_snapshots(storage: &dyn Storage, dir: &Path) -> Result<[SnapshotFile; 2]> {
-    let read = |path: &Path| match storage.read(path) {
+    let read = |path: &Path| match or_nothing(storage.read(path)) {
         Ok(bytes) => {
             Ok(Some(snapshot::decode(&bytes).map(|(cursor, entries)| {
                 (cursor, Producers::from_entries(entries))

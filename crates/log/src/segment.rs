@@ -18,7 +18,7 @@ use crate::{
         snapshot::Cursor,
         wrong,
     },
-    storage::{Access, MappedFile, Result, Storage, StorageFile},
+    storage::{Access, MappedFile, Result, Storage, StorageFile, or_nothing, remove_if_there},
 };
 
 /// Path of the segment that begins at `base`.
@@ -439,7 +439,7 @@ pub(crate) fn hint(
     reader: &mut SegmentReader,
     offset: Offset,
 ) -> Result<u64> {
-    let bytes = match storage.read(&index_path(dir, reader.base())) {
+    let bytes = match or_nothing(storage.read(&index_path(dir, reader.base()))) {
         Ok(bytes) => bytes,
         Err(error) if error.is_not_found() => return Ok(0),
         Err(error) => return Err(error),
@@ -476,6 +476,18 @@ fn index_capacity(segment_bytes: u32) -> u32 {
     segment_bytes / index::INTERVAL_BYTES + 1
 }
 
+/// Opens an index for writing, with what stands in it; an empty one, where there is none that can be read.
+fn open_index(storage: &dyn Storage, path: &Path) -> Result<(Arc<dyn StorageFile>, Vec<u8>)> {
+    let opened = storage.open(path, Access::Write);
+    match opened.and_then(|file| Ok((file, storage.read(path)?))) {
+        Err(error) if error.is_not_found() || error.is_unreadable() => {
+            remove_if_there(storage, path)?;
+            Ok((storage.create(path, 0)?, Vec::new()))
+        }
+        opened => opened,
+    }
+}
+
 impl IndexWriter {
     /// Opens the index of the segment in which `end` lies, made anew or completed where it is missing, damaged, behind
     /// or ahead of the batches.
@@ -486,16 +498,11 @@ impl IndexWriter {
         segment_bytes: u32,
     ) -> Result<Self> {
         let path = index_path(dir, end.segment);
-        let file = if_space(match storage.open(&path, Access::Write) {
-            Err(error) if error.is_not_found() => storage.create(&path, 0),
-            opened => opened,
-        })?;
-        let Some(file) = file else {
+        let Some((file, bytes)) = if_space(open_index(storage, &path))? else {
             return Ok(Self::without_file());
         };
         let has_room = if_space(file.reserve(index_bytes(segment_bytes)))?.is_some();
         let mut reader = SegmentReader::open(storage, dir, end.segment)?;
-        let bytes = storage.read(&path)?;
         let mut entries = index::entries(&bytes);
         while let Some(last) = entries.last() {
             let fits = last.file_pos < end.file_pos

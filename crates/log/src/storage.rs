@@ -26,6 +26,7 @@ pub struct StorageError {
     /// The whole sentence: what was tried, where, why it failed, what to do.
     text: String,
     failed_sync: bool,
+    unreadable: bool,
 }
 
 impl StorageError {
@@ -37,6 +38,7 @@ impl StorageError {
             kind,
             text: text.into(),
             failed_sync: false,
+            unreadable: false,
         }
     }
 
@@ -61,6 +63,22 @@ impl StorageError {
     #[must_use]
     pub fn is_failed_sync(&self) -> bool {
         self.failed_sync
+    }
+
+    /// Whether something is at the path that cannot be read: the device, or the file system on it, has lost it, or it is no file
+    /// of its kind. A later look finds no more of it.
+    #[must_use]
+    pub fn is_unreadable(&self) -> bool {
+        self.unreadable
+    }
+
+    /// The same error, of what cannot be read.
+    #[must_use]
+    pub fn of_unreadable(self) -> Self {
+        Self {
+            unreadable: true,
+            ..self
+        }
     }
 
     /// The same error, of a sync of what stands at its place already: whatever the reason, a full disk too, what it left
@@ -126,6 +144,14 @@ pub enum LockError {
     /// The operation failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
+}
+
+/// What was read of a file that others make up for; nothing of it, if that cannot be read: as if it was damaged.
+pub(crate) fn or_nothing<T: Default>(read: Result<T>) -> Result<T> {
+    match read {
+        Err(error) if error.is_unreadable() => Ok(T::default()),
+        read => read,
+    }
 }
 
 /// Removes what is at `path`, if anything is.

@@ -1,20 +1,23 @@
-//! What nobody knows of any more is left by nobody.
+//! What is only a hint, or there twice, cannot be read; and what nobody knows of any more is left by nobody.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 mod world;
 
 use std::{
+    collections::BTreeMap,
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
-use teeline_core::{Partition, Sequence};
+use teeline_core::{Offset, Partition, Sequence};
 use teeline_log::{
-    Log, NewRecord, Passed, Retention, Succession, TopicConfig, fake::FakeDisk, storage::Storage,
+    AppendError, DiskStorage, Finding, Log, LogOptions, NewRecord, Passed, Retention, Severity,
+    Succession, TopicConfig, UpkeepError, fake::FakeDisk, storage::Storage, verify,
 };
-use world::{EPOCH, Process, ROOT, created, options, source};
+use world::{EPOCH, Process, ROOT, created, options, source, topic_name};
 
 const P0: Partition = Partition(0);
 
@@ -36,6 +39,129 @@ fn send(process: &mut Process, numbers: std::ops::RangeInclusive<u64>) {
         let record = NewRecord::data(Sequence(number), 1, Some(&key), &[7; 500]);
         let answer = process.writer.append(&process.topic, P0, &[record]);
         answer.unwrap();
+    }
+}
+
+fn findings(log: &Log) -> Vec<Finding> {
+    let mut found = Vec::new();
+    verify(log, None, |finding| found.push(finding.clone())).unwrap();
+    found
+}
+
+/// Verification tells of the file, and of nothing that is damaged.
+fn assert_told(log: &Log, path: &Path) {
+    let found = findings(log);
+    let [finding] = &found[..] else {
+        panic!("{}: {found:?}", path.display());
+    };
+    assert_eq!(finding.path, path);
+    assert_eq!(finding.severity, Severity::Note, "{finding}");
+}
+
+/// The process reads, appends and looks after the log as if the file was damaged, and repair makes it anew.
+fn goes_on(mut process: Process, path: &Path) {
+    let shown = path.display();
+    let looked = process.topic.repair(P0, false).unwrap();
+    assert!(looked.is_sound(), "{shown}: {looked:?}");
+
+    for from in [0, 33, 99] {
+        let mut reader = process.topic.reader(P0, Offset(from)).unwrap();
+        let mut next = from;
+        while reader
+            .poll(10, |record| {
+                assert_eq!(record.offset, Offset(next), "{shown}");
+                next += 1;
+            })
+            .unwrap()
+            > 0
+        {}
+        assert_eq!(next, 100, "{shown}");
+    }
+    let mut times = BTreeMap::new();
+    let mut reader = process.topic.reader(P0, Offset(0)).unwrap();
+    while reader
+        .poll(10, |record| {
+            times.insert(record.offset, record.append_time_ns);
+        })
+        .unwrap()
+        > 0
+    {}
+    for (offset, time) in times {
+        let found = process.topic.offset_at(P0, time).unwrap();
+        assert_eq!(found, offset, "{shown}");
+    }
+    let mut reader = process.topic.key_reader(&[1]).unwrap();
+    let mut count = 0;
+    while reader.poll(10, |_, _| count += 1).unwrap() > 0 {}
+    assert_eq!(count, 34, "{shown}");
+
+    send(&mut process, 101..=160);
+    // On a disk, indexes are made aside.
+    while let Err(error) = process.log.look_after() {
+        let busy = matches!(error, UpkeepError::Append(AppendError::Busy { .. }));
+        assert!(busy, "{shown}: {error}");
+        std::thread::yield_now();
+    }
+    assert_eq!(process.topic.start(P0).unwrap(), Offset(0), "{shown}");
+    send(&mut process, 161..=200);
+    let Process { log, topic, writer } = process;
+    drop(writer);
+    topic.repair(P0, true).unwrap();
+    assert_eq!(findings(&log), [], "{shown}");
+    assert_eq!(topic.high_watermark(P0).unwrap(), Offset(200));
+}
+
+#[test]
+fn a_hint_or_a_snapshot_that_cannot_be_read_is_told_and_passed_by() {
+    let disk = created(1, &config());
+    let mut process = Process::on(&disk, 0);
+    for number in 1..=100 {
+        disk.advance(Duration::from_secs(1));
+        send(&mut process, number..=number);
+    }
+    drop(process);
+    let files: Vec<_> = disk.files("/log/fills/0".as_ref());
+    let is_hint = |path: &&PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let ending = name.rsplit_once('.').map(|(_, ending)| ending);
+        matches!(ending, Some("index" | "keys" | "a" | "b" | "segment")) || name == "ages"
+    };
+    let hints: Vec<_> = files.iter().filter(is_hint).collect();
+    assert!(hints.len() > 8, "{files:?}");
+    for path in hints {
+        let disk = disk.fork();
+        disk.spoil(path);
+        let log = Log::open_on(disk.process(), ROOT, &LogOptions::read_only()).unwrap();
+        assert_told(&log, path);
+        goes_on(Process::on(&disk, 0), path);
+    }
+}
+
+/// The kernel names a directory in the place of a file as it names what a device has lost.
+#[test]
+fn a_directory_in_the_place_of_a_hint_is_told_and_passed_by() {
+    for name in [
+        "00000000000000000000.index",
+        "00000000000000000000.keys",
+        "ages",
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("log");
+        let options = LogOptions {
+            any_filesystem: true,
+            ..options()
+        };
+        let storage = Arc::new(DiskStorage::new().unwrap());
+        let log = Log::create_on(storage, &root, &options).unwrap();
+        log.create_topic(&topic_name(), &config()).unwrap();
+        let mut process = Process::of(log, 0);
+        send(&mut process, 1..=100);
+        process.topic.index_keys(P0).unwrap();
+        let path = root.join("fills/0").join(name);
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert_told(&process.log, &path);
+        goes_on(process, &path);
     }
 }
 

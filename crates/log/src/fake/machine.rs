@@ -43,6 +43,8 @@ pub(super) struct World {
     pub(super) bytes_read: u64,
     pub(super) crash_at: Option<u64>,
     pub(super) faults: Vec<Fault>,
+    /// Files that the device does not give back.
+    pub(super) unreadable: BTreeSet<usize>,
     pub(super) failed: u64,
     pub(super) capacity: u64,
 }
@@ -226,6 +228,17 @@ impl World {
             }
         }
         Ok(None)
+    }
+
+    /// The bytes of a file, unless the device has lost them.
+    pub(super) fn content(&self, node: usize, path: &Path) -> Result<&[u8]> {
+        if self.unreadable.contains(&node) {
+            return Err(fake_error("read", path, io::ErrorKind::Other).of_unreadable());
+        }
+        match &self.nodes[node] {
+            Node::File(file) => Ok(&file.cache),
+            Node::Dir(_) => panic!("node {node} is a directory"),
+        }
     }
 
     pub(super) fn room_for(&self, op: &str, path: &Path, more: u64) -> Result<()> {

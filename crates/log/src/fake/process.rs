@@ -113,7 +113,7 @@ impl Storage for FakeStorage {
         let mut world = self.world();
         world.alive(self.pid, path)?;
         let node = world.find("read", path)?;
-        let bytes = world.file(node).cache.clone();
+        let bytes = world.content(node, path)?.to_vec();
         world.bytes_read += bytes.len() as u64;
         Ok(bytes)
     }
@@ -293,7 +293,7 @@ impl StorageFile for FakeHandle {
 
     fn read_at(&self, file_pos: u64, bytes: &mut [u8]) -> Result<usize> {
         let mut world = self.world()?;
-        let cache = &world.file(self.node).cache;
+        let cache = world.content(self.node, &self.path)?;
         let from = usize::try_from(file_pos)
             .unwrap_or(usize::MAX)
             .min(cache.len());
@@ -326,6 +326,7 @@ impl StorageFile for FakeHandle {
             (at + written).saturating_sub(len) as u64,
         )?;
         if written > 0 {
+            world.unreadable.remove(&self.node);
             let bytes = bytes[..written].to_vec();
             world.file(self.node).change(Pending::Write { at, bytes });
         }

@@ -180,7 +180,13 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         let mut pos = 0;
         let mut written: Option<Range<u64>> = None;
         loop {
-            let count = file.read_at(pos, &mut bytes)?;
+            let count = match file.read_at(pos, &mut bytes) {
+                Err(error) if error.is_unreadable() => {
+                    let text = format!("{error}; another one is made");
+                    return self.whole(Severity::Note, &path, &text);
+                }
+                count => count?,
+            };
             if let Some(more) = not_zero(pos, bytes.get(..count).unwrap_or_default()) {
                 written = Some(written.map_or(more.start, |bytes| bytes.start)..more.end);
             }

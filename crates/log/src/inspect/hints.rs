@@ -40,6 +40,13 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             Ok(bytes) => bytes,
             // Nothing was written to the segment yet, or lookups scan it.
             Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) if error.is_unreadable() => {
+                return self.whole(
+                    Severity::Note,
+                    &path,
+                    &format!("{error}; lookups scan instead"),
+                );
+            }
             Err(error) => return Err(error),
         };
         for (number, bytes) in bytes.chunks(index::ENTRY_BYTES).enumerate() {
@@ -73,7 +80,8 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         let path = segment::keys_path(dir, base);
         match self.storage.open(&path, Access::Read) {
             Err(error) if error.is_not_found() => return Ok(()),
-            opened => drop(opened?),
+            Err(error) if !error.is_unreadable() => return Err(error),
+            _ => {}
         }
         let mut reader = SegmentReader::open(self.storage, dir, base)?;
         let scans = "reading by key scans instead, until upkeep makes it anew";
@@ -94,8 +102,11 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
     pub(super) fn ages(&mut self, dir: &Path) -> Result<(), StorageError> {
         let path = ages::path(dir);
         let flaw = match self.storage.read(&path) {
-            Ok(bytes) => format::ages::decode(&bytes).err(),
+            Ok(bytes) => format::ages::decode(&bytes)
+                .err()
+                .map(|flaw| flaw.to_string()),
             Err(error) if error.is_not_found() => None,
+            Err(error) if error.is_unreadable() => Some(error.to_string()),
             Err(error) => return Err(error),
         };
         if let Some(flaw) = flaw {

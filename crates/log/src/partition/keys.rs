@@ -203,7 +203,14 @@ impl Appender {
         if self.state.log_start > base {
             return Ok(remove_if_there(&*storage, aside)?);
         }
+        let path = segment::keys_path(&self.dir, base);
         // A name that a power cut takes back is no loss.
-        Ok(storage.rename_over(aside, &segment::keys_path(&self.dir, base))?)
+        match storage.rename_over(aside, &path) {
+            Err(error) if error.is_unreadable() => {
+                remove_if_there(&*storage, &path)?;
+                Ok(storage.rename_over(aside, &path)?)
+            }
+            placed => Ok(placed?),
+        }
     }
 }

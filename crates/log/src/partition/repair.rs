@@ -370,9 +370,17 @@ impl Partition {
 
     /// Writes the index of a segment in its place: whoever appends may have it open.
     fn write_index_of(&self, base: Offset) -> Result<(), StorageError> {
-        let path = segment::index_path(self.dir(), base);
-        let file = self.storage().open(&path, Access::Write)?;
+        let (storage, path) = (self.storage(), segment::index_path(self.dir(), base));
         let mut bytes = self.index_of(base)?;
+        if storage
+            .read(&path)
+            .is_err_and(|error| error.is_unreadable())
+        {
+            // What is written in its place may not be read either.
+            remove_if_there(storage, &path)?;
+            return storage.replace(&path, &bytes);
+        }
+        let file = storage.open(&path, Access::Write)?;
         let length = usize::try_from(file.length()?).unwrap_or(0);
         bytes.resize(bytes.len().max(length), 0);
         file.write_at(0, &bytes)?;

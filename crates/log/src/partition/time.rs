@@ -12,7 +12,7 @@ use crate::{
         record::VerifiedRecords,
     },
     segment::{self, SegmentReader},
-    storage::Storage,
+    storage::{Storage, or_nothing},
 };
 
 /// A lookup under way, from the oldest record to the newest.
@@ -124,7 +124,7 @@ fn hint(
     reader: &mut SegmentReader,
     time_ns: u64,
 ) -> Result<u64, ReadError> {
-    let bytes = match storage.read(&segment::index_path(dir, reader.base())) {
+    let bytes = match or_nothing(storage.read(&segment::index_path(dir, reader.base()))) {
         Ok(bytes) => bytes,
         Err(error) if error.is_not_found() => return Ok(0),
         Err(error) => return Err(error.into()),
