@@ -77,10 +77,14 @@ impl World {
         let (times, now) = (self.times(), self.process.wall_ns());
         let end = self.topic.high_watermark(P0).unwrap();
         let some = times.iter().step_by(step);
-        let asked = some.flat_map(|(_, time)| [time - 1, *time, time + 1]);
+        let asked = some.flat_map(|(_, time)| [time.saturating_sub(1), *time, time + 1]);
         let start = times.first().map_or(end, |(offset, _)| *offset);
         for time in asked.chain([0, now, u64::MAX]) {
-            let can_be_true = || times.iter().filter(|(_, stamped)| *stamped <= now);
+            // What repair put in the place of damage has no time.
+            let can_be_true = || {
+                let timed = times.iter().filter(|(_, stamped)| *stamped > 0);
+                timed.filter(|(_, stamped)| *stamped <= now)
+            };
             let first = can_be_true().find(|(_, stamped)| *stamped >= time);
             let first = first.map_or(end, |(offset, _)| *offset);
             // Those in front that are stamped later than now were appended no earlier than the one before them.
@@ -212,4 +216,53 @@ fn what_stands_behind_a_zeroed_page_is_found_by_its_time() {
     world.disk.set_bytes(path, &bytes);
     let (offset, time) = times[15];
     assert_eq!(world.topic.offset_at(P0, time).unwrap(), offset);
+}
+
+/// HAZARDS LG-07: what a fast clock stamped counts as of the time of what comes next, also where compaction has emptied what stood
+/// between them, and where repair put something there that has no time.
+#[test]
+fn what_holds_nothing_of_a_time_does_not_part_a_fast_stamp_from_the_next_true_one() {
+    const YEAR: i64 = 365 * 24 * 3_600_000_000_000;
+    for repaired in [false, true] {
+        let mut world = World::new();
+        let append = |world: &mut World, key: &[u8], count: u64| {
+            for _ in 0..count {
+                world.disk.advance(Duration::from_secs(1));
+                let number = Sequence(world.next);
+                world.next += 1;
+                let record = NewRecord::data(number, 1, Some(key), &[7; 50_000]);
+                world.writer.append(&world.topic, P0, &[record]).unwrap();
+            }
+        };
+        append(&mut world, b"kept 1", 1);
+        world.disk.set_wall_clock(YEAR);
+        append(&mut world, b"kept 2", 1);
+        world.disk.set_wall_clock(0);
+        let third = world.process.wall_ns() + 500_000_000;
+        // More than fits into the first segment.
+        append(&mut world, b"superseded", 12);
+        let behind = world.process.wall_ns() + 1;
+        append(&mut world, b"superseded", 12);
+        if repaired {
+            let path = Path::new("/log/fills/0/00000000000000000000.log");
+            let mut bytes = world.disk.bytes(path);
+            // Within the third record and the fourth.
+            bytes[101_000..190_000].fill(0);
+            world.disk.set_bytes(path, &bytes);
+            drop(world.writer);
+            let log = Log::open_on(world.disk.process(), "/log", &LogOptions::default()).unwrap();
+            let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+            assert!(!topic.repair(P0, true).unwrap().damages.is_empty());
+            // When what is gone was appended.
+            assert_eq!(topic.offset_at(P0, third).unwrap(), Offset(1));
+        } else {
+            let compaction = teeline_log::Compaction::default();
+            let done = world
+                .topic
+                .compact(P0, &compaction, &Default::default(), 0, false);
+            assert!(done.unwrap().superseded > 5);
+            assert_eq!(world.topic.offset_at(P0, behind).unwrap(), Offset(1));
+            world.check("compacted", 1);
+        }
+    }
 }

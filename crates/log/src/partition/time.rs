@@ -34,7 +34,7 @@ impl Search {
     fn batch(&mut self, header: &Header, bytes: &[u8]) -> Option<Offset> {
         // Its largest time stands in the header: most batches are not looked into.
         if header.time_max_ns < self.from_ns {
-            self.ahead = None;
+            self.pass(header.time_max_ns);
             return None;
         }
         for (record, _) in VerifiedRecords::new(bytes) {
@@ -44,10 +44,18 @@ impl Search {
             } else if record.append_time_ns >= self.from_ns {
                 return Some(self.ahead.unwrap_or(offset));
             } else {
-                self.ahead = None;
+                self.pass(record.append_time_ns);
             }
         }
         None
+    }
+
+    /// Takes in what is older than what is looked for. Of no time, and so neither older nor newer, is a batch that compaction has
+    /// emptied, and what repair put in the place of damage.
+    fn pass(&mut self, time_ns: u64) {
+        if time_ns > 0 {
+            self.ahead = None;
+        }
     }
 }
 
