@@ -395,16 +395,13 @@ impl Topic {
         Ok(self.to_read(partition)?.ends()?.1)
     }
 
-    /// How many records a reader that reads `next` next is behind, of those that it may see; one that never read stands at
-    /// the start.
+    /// How many records a reader that reads `next` next is behind, of those that it may see: not of those that retention took before
+    /// it. One that never read stands at the start.
     ///
     /// # Errors
     /// When the partition cannot be read.
     pub fn lag(&self, partition: Number, next: Option<Offset>) -> Result<u64, ReadError> {
-        let next = match next {
-            Some(next) => next,
-            None => self.start(partition)?,
-        };
+        let next = self.start(partition)?.max(next.unwrap_or(Offset(0)));
         let end = self.high_watermark(partition)?;
         Ok(end.0.saturating_sub(next.0))
     }

@@ -655,3 +655,19 @@ fn what_retention_takes_meanwhile_verification_does_not_miss() {
         assert!(report.records > after.records, "{report:?}, {after:?}");
     }
 }
+
+/// What retention took before a group had read it is nothing that the group can still read.
+#[test]
+fn who_is_behind_the_start_does_not_lag_by_what_is_gone() {
+    let mut world = World::new(1, config(Retention::default()), 1);
+    let topic = world.open().unwrap();
+    append(&mut world, 60);
+    let retained = retain(&topic, &by_bytes(3 * 4096));
+    assert!(retained.start > Offset(10));
+    let left = 60 - retained.start.0;
+    for next in [None, Some(Offset(0)), Some(Offset(5)), Some(retained.start)] {
+        assert_eq!(topic.lag(P0, next).unwrap(), left, "{next:?}");
+    }
+    assert_eq!(topic.lag(P0, Some(Offset(58))).unwrap(), 2);
+    assert_eq!(topic.lag(P0, Some(Offset(99))).unwrap(), 0);
+}
