@@ -18,7 +18,7 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
     pub(super) fn groups(&mut self, dir: &Path) -> Result<(), StorageError> {
         let path = dir.join(groups::FILE_NAME);
         // First of all: SQLite brings into the database what it finds there, and says nothing of what it leaves out.
-        self.write_ahead(&wal::path(&path))?;
+        self.write_ahead(&path)?;
         let groups = match Groups::open_read_only(dir) {
             Ok(Some(groups)) => groups,
             Ok(None) => return Ok(()),
@@ -47,30 +47,36 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         Ok(())
     }
 
-    fn write_ahead(&mut self, path: &Path) -> Result<(), StorageError> {
+    /// The write-ahead file of a database.
+    fn write_ahead(&mut self, database: &Path) -> Result<(), StorageError> {
+        let path = &wal::path(database);
         let mut flaw = None;
         let mut failed = None;
-        is_seen_again(|| match self.storage.read(path) {
-            Ok(bytes) => {
-                flaw = wal::first_flaw(&bytes);
-                flaw.is_some()
-            }
-            Err(error) => {
-                flaw = None;
-                failed = Some(error).filter(|error| !error.is_not_found());
-                false
+        is_seen_again(|| {
+            // Its index first: what that counts was written before. Without one, the file speaks for itself.
+            let index = self.storage.read(&wal::index_path(database));
+            match self.storage.read(path) {
+                Ok(bytes) => {
+                    flaw = wal::first_flaw(&bytes, &index.unwrap_or_default());
+                    flaw.is_some()
+                }
+                Err(error) => {
+                    flaw = None;
+                    failed = Some(error).filter(|error| !error.is_not_found());
+                    false
+                }
             }
         });
         if let Some(error) = failed {
             return Err(error);
         }
         if let Some(flaw) = flaw {
-            let (severity, which) = if flaw.is_followed {
+            let (severity, which) = if flaw.is_counted {
                 (Severity::Damage, "what was committed from there on is gone")
             } else {
                 (
                     Severity::Note,
-                    "the last commit was cut short, or is damaged and gone",
+                    "a commit was cut short there, or the last one is damaged and gone",
                 )
             };
             let text = format!(
