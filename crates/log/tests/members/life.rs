@@ -521,3 +521,27 @@ fn partitions_written_down_by_who_is_no_member_any_more_get_an_owner() {
     assert_eq!(member.poll().unwrap(), Default::default());
     assert_eq!(member.held().count(), 4);
 }
+
+/// A topic that one member cannot open keeps it from nothing that concerns the others.
+#[test]
+fn who_died_is_taken_out_though_a_topic_cannot_be_opened() {
+    let world = World::new(&[("fills", 2), ("orders", 1)]);
+    let mut members = vec![
+        world.join(&["fills", "orders"]),
+        world.join(&["fills"]),
+        world.join(&["fills"]),
+    ];
+    world.quiet(&mut members);
+    drop(members.drain(1..));
+    let file = world.root.join("orders/topic.toml");
+    let sound = fs::read(&file).unwrap();
+    fs::write(&file, b"nonsense").unwrap();
+    world.clock.turn(HEARTBEAT);
+    let error = members[0].beat().unwrap_err();
+    assert!(matches!(error, MemberError::Topic(_)), "{error}");
+    settle(&mut members[0]);
+    assert_eq!(sizes(&members), [3], "it has what the dead had");
+    fs::write(&file, sound).unwrap();
+    world.quiet(&mut members);
+    assert_eq!(sizes(&members), [3]);
+}

@@ -75,7 +75,9 @@ impl Shared {
         watch.looked_ns = Some(now_ns);
         let gone = watch.gone(&row, self, ran)?;
         drop(watch);
-        let grown = partitions(&self.log, &self.topics)?;
+        let counted = partitions(&self.log, &self.topics);
+        // A topic that cannot be opened keeps nobody from taking over what the dead had.
+        let grown = counted.as_ref().ok().cloned().unwrap_or_default();
         // One that is written down, and that nobody is to read, is new all the same.
         let has_grown = grown
             .iter()
@@ -92,6 +94,7 @@ impl Shared {
         } else if self.groups.is_behind() {
             self.groups.follow_all()?;
         }
+        counted?;
         Ok(())
     }
 }
