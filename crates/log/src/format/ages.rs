@@ -2,7 +2,7 @@
 
 use teeline_core::Offset;
 
-use super::{Counted, Flaw, layout};
+use super::{Counted, Flaw, NUMBER_MAX, layout};
 use entry::ENTRY_BYTES;
 
 layout! { HEADER_BYTES = 64;
@@ -103,6 +103,12 @@ pub fn decode(bytes: &[u8]) -> Result<Ages, Flaw> {
         })
         .collect();
     let lived_ns = field::LIVED_NS.get(bytes);
+    let jumps = field::JUMPS.get(bytes);
+    for (field, value) in [("lived_ns", lived_ns), ("jumps", jumps)] {
+        if value > NUMBER_MAX {
+            return Err(Flaw::Field { field, value });
+        }
+    }
     let rises = seen.is_sorted_by(|a, b| a.lived_ns <= b.lived_ns && a.end < b.end)
         && seen.last().is_none_or(|last| last.lived_ns <= lived_ns);
     if !rises {
@@ -116,7 +122,7 @@ pub fn decode(bytes: &[u8]) -> Result<Ages, Flaw> {
         monotonic_ns: field::MONOTONIC_NS.get(bytes),
         wall_ns: field::WALL_NS.get(bytes),
         lived_ns,
-        jumps: field::JUMPS.get(bytes),
+        jumps,
         untold_ns: field::UNTOLD_NS.get(bytes).cast_signed(),
         seen,
     })
@@ -167,6 +173,22 @@ mod tests {
                 _ => matches!(flaw, Flaw::Checksum { .. }),
             },
         );
+    }
+
+    #[test]
+    fn numbers_that_no_log_comes_to_are_refused() {
+        let lived = Ages {
+            lived_ns: u64::MAX,
+            ..sample()
+        };
+        let jumped = Ages {
+            jumps: u64::MAX,
+            ..sample()
+        };
+        for ages in [lived, jumped] {
+            let decoded = decode(&encode(&ages));
+            assert!(matches!(decoded, Err(Flaw::Field { .. })), "{decoded:?}");
+        }
     }
 
     #[test]
