@@ -342,3 +342,26 @@ fn the_format_document_quotes_the_tables_as_they_are() {
         assert!(include_str!("../../../docs/formats/groups.md").contains(&table));
     }
 }
+
+/// Everything in it stands in the database, too: however short it is, nobody is kept from committing.
+#[test]
+fn a_mirror_that_was_cut_short_is_filled_again() {
+    for left in [0, 1, 64, 4095] {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("groups");
+        let (group, topic) = (name("g"), name("t"));
+        let groups = Groups::open(&dir, MODE).unwrap();
+        let generation = groups.claim_generation(&group, &topic, P0).unwrap();
+        drop(groups);
+        let mirror = fs::OpenOptions::new()
+            .write(true)
+            .open(dir.join("offsets.mirror"));
+        mirror.unwrap().set_len(left).unwrap();
+        let groups = Groups::open(&dir, MODE).unwrap();
+        groups
+            .commit(&group, &topic, P0, Offset(100), generation)
+            .unwrap();
+        let committed = groups.committed(&group, &topic, P0).unwrap().unwrap();
+        assert_eq!(committed.next, Offset(100), "{left}");
+    }
+}

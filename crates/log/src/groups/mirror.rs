@@ -101,6 +101,8 @@ impl Mirror {
             made => drop(made),
         }
         let file = file::open_read_write(&path)?;
+        // A power cut may have left it shorter than it was made.
+        file::reserve(&file, &path, FILE_BYTES as u64)?;
         let mapping = map(&file, &path)?;
         Ok(Self {
             latch: Latch::new(file, &path),
