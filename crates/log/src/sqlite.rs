@@ -463,39 +463,52 @@ fn remove_leftovers(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the database in a directory beside `path` and links it there when it is complete. Another process that is
-/// faster wins; both made the same.
+/// Makes the database in a directory beside `path` and links it there when it is complete, unless another process was faster.
 fn create(path: &Path, schema: &Schema<'_>, mode: u32) -> Result<(), DatabaseError> {
     let failed = |source| DatabaseError::Create {
         path: path.to_owned(),
         source,
     };
     let dir = directory_of(path);
+    // As long as this is open, nobody else makes a database there.
+    let locked = fs::File::open(dir).map_err(failed)?;
+    lock_in_time(&locked).map_err(failed)?;
+    if path.try_exists().map_err(failed)? {
+        return Ok(());
+    }
+    remove_half_made(dir);
     let random = RandomState::new().build_hasher().finish();
     let aside = dir.join(format!(".{random:016x}.tmp"));
     let file = aside.join("new.db");
     fs::create_dir(&aside).map_err(failed)?;
+    let link = || {
+        // What lies beside a name that is free is nobody's who was faster.
+        remove_leftovers(path)?;
+        fs::hard_link(&file, path)
+    };
     let made = create_file(&file, mode)
         .map_err(failed)
         .and_then(|()| fill(&file, schema, path))
-        .and_then(|()| link(&file, path).map_err(failed));
+        .and_then(|()| link().map_err(failed));
     let removed = fs::remove_dir_all(&aside);
     made?;
-    removed
-        .and_then(|()| fs::File::open(dir)?.sync_all())
-        .map_err(failed)
+    removed.and_then(|()| locked.sync_all()).map_err(failed)
 }
 
-/// Gives a database that is complete its name, unless there is one by now.
-fn link(file: &Path, path: &Path) -> io::Result<()> {
-    // What lies beside a name that is free under this lock is nobody's who was faster.
-    let dir = fs::File::open(directory_of(path))?;
-    lock_in_time(&dir)?;
-    if path.try_exists()? {
-        return Ok(());
+/// Removes the directories of those who were killed while they made a database in `dir`, which the caller has locked. What cannot
+/// be removed is left to the next.
+fn remove_half_made(dir: &Path) {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten();
+    for file in files {
+        let name = file.file_name();
+        let random = name.to_str().and_then(|name| {
+            let random = name.strip_prefix('.')?.strip_suffix(".tmp")?;
+            (random.len() == 16).then(|| u64::from_str_radix(random, 16).ok())?
+        });
+        if random.is_some() && file.file_type().is_ok_and(|kind| kind.is_dir()) {
+            drop(fs::remove_dir_all(file.path()));
+        }
     }
-    remove_leftovers(path)?;
-    fs::hard_link(file, path)
 }
 
 /// Waits as long for others who make a database there as a transaction does for others.

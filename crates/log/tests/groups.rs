@@ -365,3 +365,18 @@ fn a_mirror_that_was_cut_short_is_filled_again() {
         assert_eq!(committed.next, Offset(100), "{left}");
     }
 }
+
+/// Whoever was killed while he made the database had its directory locked; what he made lies aside.
+#[test]
+fn what_was_half_made_by_who_was_killed_is_removed_with_the_next_database() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("groups");
+    let (half, own) = (dir.join(".0123456789abcdef.tmp"), dir.join(".mine.tmp"));
+    for left in [&half, &own] {
+        fs::create_dir_all(left).unwrap();
+        fs::write(left.join("new.db"), b"half").unwrap();
+    }
+    Groups::open(&dir, MODE).unwrap();
+    assert!(!half.exists());
+    assert!(own.exists(), "no process of ours makes such a name");
+}
