@@ -192,22 +192,31 @@ impl KeyReader {
                     None => part.partition.ends()?.1,
                 };
             }
-            let changes = self.topic.changes();
-            let mut is_fresh = true;
-            for part in &self.parts {
-                is_fresh &= part.partition.has_heard_of(changes)?;
-            }
-            if is_fresh || !self.topic.refresh_to_read()? {
+            if !self.take_in_changes()? {
                 break;
             }
-            let positions = self.positions().into_iter().collect();
-            self.go_on_at(&positions)?;
         }
         self.at = 0;
         Ok(())
     }
 
-    /// Waits until one of the partitions has more, of any key, at most for `timeout`, and says whether it has.
+    /// Takes in where the key is routed to by now, and says whether the topic's file was changed.
+    fn take_in_changes(&mut self) -> Result<bool, ReadError> {
+        let changes = self.topic.changes();
+        let mut is_fresh = true;
+        for part in &self.parts {
+            is_fresh &= part.partition.has_heard_of(changes)?;
+        }
+        if is_fresh || !self.topic.refresh_to_read()? {
+            return Ok(false);
+        }
+        let positions = self.positions().into_iter().collect();
+        self.go_on_at(&positions)?;
+        Ok(true)
+    }
+
+    /// Waits until one of the partitions has more, of any key, at most for `timeout`, and says whether it has. Of partitions that
+    /// are added meanwhile it hears within a second.
     ///
     /// # Errors
     /// When a partition cannot be read.
@@ -215,6 +224,24 @@ impl KeyReader {
     /// # Panics
     /// Never: a key is routed somewhere, and of its last partition the part stays.
     pub fn wait(&mut self, timeout: Duration) -> Result<bool, ReadError> {
+        /// Nobody who adds partitions wakes who sleeps on another one.
+        const LOOK_AGAIN: Duration = Duration::from_secs(1);
+        let mut left = timeout;
+        loop {
+            self.take_in_changes()?;
+            let stretch = LOOK_AGAIN.min(left);
+            if self.wait_where_routed(stretch)? {
+                return Ok(true);
+            }
+            left -= stretch;
+            if left.is_zero() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// As [`wait`](Self::wait), on the partitions that are known.
+    fn wait_where_routed(&mut self, timeout: Duration) -> Result<bool, ReadError> {
         /// How long it sleeps on the partition that the key is routed to now without a look at those that it was routed to.
         const TURN: Duration = Duration::from_millis(20);
         let (last, others) = self.parts.split_last_mut().expect("routed somewhere");

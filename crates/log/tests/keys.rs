@@ -11,10 +11,10 @@ use std::{
 
 use teeline_core::{Identity, Offset, Partition, Sequence};
 use teeline_log::{
-    Answer, Compaction, Control, Durability, KeyReader, Log, NewRecord, Passed, Record, Retention,
-    Topic, TopicConfig, Writer, fake::FakeDisk, partition_for_key,
+    Answer, Compaction, Control, Durability, KeyReader, Log, LogOptions, NewRecord, Passed, Record,
+    Retention, Topic, TopicConfig, Writer, fake::FakeDisk, partition_for_key,
 };
-use world::{Crash, EPOCH, Process, ROOT, Seed, created, options, seeds, source};
+use world::{Crash, EPOCH, Process, ROOT, Seed, created, options, seeds, source, topic_name};
 
 const P0: Partition = Partition(0);
 const KEYS: u64 = 12;
@@ -688,4 +688,39 @@ fn an_index_of_before_compaction_is_not_believed() {
         "every one is made anew"
     );
     place.check();
+}
+
+/// Who waits on the partition where the key was hears of the one where it is, though nobody appends to the old one any more.
+#[test]
+fn who_waits_for_a_key_hears_of_it_in_a_partition_that_is_added() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LogOptions {
+        any_filesystem: true,
+        ..options()
+    };
+    let log = Log::open_or_create(dir.path().join("log"), &options).unwrap();
+    log.create_topic(&topic_name(), &TopicConfig::default())
+        .unwrap();
+    let Process {
+        mut topic,
+        mut writer,
+        ..
+    } = Process::of(log, 0);
+    let moved = (0..KEYS).map(key);
+    let moved = moved
+        .into_iter()
+        .find(|key| partition_for_key(key, 2) == Partition(1))
+        .unwrap();
+    let record = |number| NewRecord::data(Sequence(number), 1, Some(&moved), b"value");
+    writer.append(&topic, P0, &[record(1)]).unwrap();
+    let mut reader = topic.key_reader(&moved).unwrap();
+    assert_eq!(reader.poll(10, |_, _| ()).unwrap(), 1);
+    let waiting = std::thread::spawn(move || {
+        let is_there = reader.wait(std::time::Duration::from_secs(20)).unwrap();
+        (is_there, reader.poll(10, |_, _| ()).unwrap())
+    });
+    teeline_os::sleep(std::time::Duration::from_millis(100));
+    topic.grow(2, false).unwrap();
+    writer.append(&topic, Partition(1), &[record(2)]).unwrap();
+    assert_eq!(waiting.join().unwrap(), (true, 1));
 }
