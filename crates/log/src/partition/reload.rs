@@ -1,6 +1,6 @@
 //! Finding out everything anew from the files, and recovering from whoever did not finish.
 
-use std::{mem, sync::Arc};
+use std::{mem, path::Path, sync::Arc};
 
 use teeline_core::Offset;
 
@@ -9,6 +9,7 @@ use crate::{
     AppendError, RecoveryReport,
     durability::SCAN_BYTES_MAX,
     format::{
+        Flaw,
         record::{self, Control, Fields},
         snapshot::Cursor,
         state::State,
@@ -16,7 +17,7 @@ use crate::{
     },
     recovery::{self, Found},
     segment,
-    storage::{Access, StorageError, remove_half_replaced, remove_if_there},
+    storage::{Access, Storage, StorageError, remove_half_replaced, remove_if_there},
 };
 
 impl Appender {
@@ -79,11 +80,8 @@ impl Appender {
         } else {
             self.state.durable
         };
-        let (start, producers) =
-            recovery::scan_start(storage, &dir)?.map_err(|flaw| AppendError::Unreadable {
-                path: dir.clone(),
-                what: format!("no snapshot of producers can be read: {flaw}"),
-            })?;
+        let (start, producers) = recovery::scan_start(storage, &dir)?
+            .map_err(|flaw| without_snapshot(storage, &dir, &flaw))?;
         let dirty = self.page.load(Word::Dirty);
         if stopped {
             // What is gone from here on may be read until then: readers wait, and take it for no damage.
@@ -328,6 +326,20 @@ impl Appender {
         self.page.wake(Word::Wake)?;
         self.report.end = self.end.offset;
         Ok(())
+    }
+}
+
+/// Why no snapshot can be read: what the device or its file system says of one, or what is wrong with it.
+fn without_snapshot(storage: &dyn Storage, dir: &Path, flaw: &Flaw) -> AppendError {
+    let mut failed = recovery::snapshot_paths(dir)
+        .into_iter()
+        .filter_map(|path| storage.read(&path).err());
+    match failed.find(StorageError::is_unreadable) {
+        Some(error) => error.into(),
+        None => AppendError::Unreadable {
+            path: dir.to_owned(),
+            what: format!("no snapshot of producers can be read: {flaw}"),
+        },
     }
 }
 
