@@ -53,7 +53,7 @@ use crate::{
     helper::Lane,
     producers::Producers,
     recovery::{self, Found},
-    segment,
+    segment::{self, SegmentReader},
     storage::{Access, LockError, LockFile, SharedPage, Storage, StorageError},
     topic::Env,
 };
@@ -149,6 +149,22 @@ pub(crate) fn create(
         )?
         .sync()?;
     storage.sync_dir(dir)
+}
+
+/// Whether anything was ever written to a partition; what is not there, or was not finished, holds nothing.
+pub(crate) fn holds_anything(storage: &dyn Storage, dir: &Path) -> Result<bool, StorageError> {
+    let bases = match segment::list(storage, dir) {
+        Err(error) if error.is_not_found() => return Ok(false),
+        bases => bases?,
+    };
+    for base in bases {
+        let mut reader = SegmentReader::open(storage, dir, base)?;
+        let length = reader.length()?;
+        if base > Offset(0) || reader.written(0, length)?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether a page's words count: they are of this boot, and numbers that there can be.

@@ -464,3 +464,34 @@ fn a_topic_grows_under_writers_that_are_at_work() {
     };
     assert!(!topic.partitions().any(lost));
 }
+
+/// A `topic.toml` of before a growth, restored from a backup, knows nothing of what was stored since.
+#[test]
+fn a_growth_over_partitions_that_hold_records_is_refused() {
+    let disk = FakeDisk::new(1);
+    let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
+    log.create_topic(&topic_name(), &config(1)).unwrap();
+    let mut process = Process::on(&disk, 0);
+    let file = std::path::Path::new(ROOT).join("fills/topic.toml");
+    let before = disk.bytes(&file);
+    process.topic.grow(3, false).unwrap();
+    for sequence in 1..=30 {
+        process.send(sequence);
+    }
+    drop(process);
+    let after = disk.bytes(&file);
+    let stored = everything(&log);
+    disk.set_bytes(&file, &before);
+    for dry_run in [true, false] {
+        let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
+        let grown = log.topic(&topic_name()).unwrap().grow(2, dry_run);
+        let error = grown.unwrap_err().to_string();
+        assert!(
+            error.contains("fills/1, which it does not count"),
+            "{error}"
+        );
+    }
+    disk.set_bytes(&file, &after);
+    let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
+    assert_eq!(everything(&log), stored);
+}

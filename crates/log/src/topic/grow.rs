@@ -5,11 +5,11 @@
 //! before is below, whatever its writer routed and has not stored yet is above, or belongs where it belonged. Writers in
 //! other processes find the change in the page of the partition before their next record is stored.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use teeline_core::{Epoch, Name, Sequence};
 
-use super::{Growth, Topic, config::Description, lock};
+use super::{CONFIG_FILE, Growth, Topic, config::Description, lock};
 use crate::{
     AppendError, TopicConfig, TopicError, partition,
     storage::{Access, StorageError, remove_if_there},
@@ -78,12 +78,30 @@ impl Topic {
             topic: self.shared.name.clone(),
             what,
         })?;
+        self.refuse_others(before..partitions)?;
         if !dry_run {
             self.make_partitions(before, &config)?;
         }
         let growth = self.change_over(before, config, dry_run)?;
         self.refresh()?;
         Ok(growth)
+    }
+
+    /// Refuses to grow over partitions that hold something, which those of a growth that failed never do.
+    fn refuse_others(&self, numbers: Range<u32>) -> Result<(), GrowError> {
+        for number in numbers {
+            let path = self.shared.dir.join(number.to_string());
+            if partition::holds_anything(&*self.shared.env.storage, &path)? {
+                let what = format!(
+                    "records are stored in {}, which it does not count: it is an older copy; restore a newer one, or move that \
+                     directory away",
+                    path.display()
+                );
+                let path = self.shared.dir.join(CONFIG_FILE);
+                return Err(TopicError::Malformed { path, what }.into());
+            }
+        }
+        Ok(())
     }
 
     /// Makes the new partitions, of which nobody knows yet.
