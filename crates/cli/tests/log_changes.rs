@@ -623,6 +623,12 @@ fn a_topic_that_is_refused_leaves_no_log_behind() {
         assert_eq!(create(options).status, 2, "{options:?}");
         assert!(!root.exists(), "{options:?}");
     }
+    for own in ["teeline-log.toml", "sources", "groups", "lock"] {
+        let args = ["log", "create", "--any-filesystem"];
+        let refused = teeline(args).arg(&root).arg(own).run().refused();
+        assert!(refused.contains("a file of the log itself"), "{refused}");
+        assert!(!root.exists(), "{own}");
+    }
     // As for `configure`, `none` is no group.
     let none = [
         "--compact",

@@ -459,6 +459,21 @@ impl Log {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Checks the name of a topic as [`Log::create_topic`] does, before there is a log.
+    ///
+    /// # Errors
+    /// When it is that of a file of the log itself.
+    pub fn check_topic_name(name: &Name) -> Result<(), TopicError> {
+        if OWN_NAMES.contains(&name.as_str()) {
+            return Err(TopicError::Invalid {
+                topic: name.clone(),
+                what: "the name is taken by a file of the log itself: choose another one"
+                    .to_owned(),
+            });
+        }
+        Ok(())
+    }
+
     /// Creates a topic with all its partitions; it appears complete or not at all.
     ///
     /// # Errors
@@ -473,12 +488,7 @@ impl Log {
         if options.access == Access::Read {
             return Err(TopicError::ReadOnly { root: root.clone() });
         }
-        if OWN_NAMES.contains(&name.as_str()) {
-            return Err(TopicError::Invalid {
-                topic: name.clone(),
-                what: "the name is taken by a file of the log itself".to_owned(),
-            });
-        }
+        Self::check_topic_name(name)?;
         let _lock = topic::lock(self.env())?;
         let dir = root.join(name.as_str());
         if topic::exists(&**storage, &dir)? {

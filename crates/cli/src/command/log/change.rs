@@ -136,6 +136,9 @@ struct CreatedLine {
 impl CreateArgs {
     /// What is asked for, checked before anything is made.
     fn config(&self) -> Result<TopicConfig, Failure> {
+        if let Some(name) = &self.topic {
+            Log::check_topic_name(name).map_err(Failure::new)?;
+        }
         let durability = match (self.sync_every, self.durability.as_str()) {
             (Some(interval), _) => Durability::SyncEvery(interval),
             (None, "leave-to-os") => Durability::LeaveToOs,
