@@ -203,6 +203,36 @@ fn read_prints_records_with_their_identity() {
     assert_eq!(read(&["--partition", "0"]).stdout, "");
 }
 
+/// A key that is gone is not one whose value is empty.
+#[test]
+fn read_tells_a_tombstone_from_an_empty_value() {
+    let place = Place::new();
+    place.append(
+        &mut place.writer(),
+        &[
+            NewRecord::tombstone(Sequence(1), 1, b"acct-3"),
+            NewRecord::data(Sequence(2), 1, Some(b"acct-3"), b""),
+        ],
+    );
+    let read = |args: &[&str]| {
+        let read = teeline(["log", "read"]).arg(place.root()).arg("fills");
+        args.iter()
+            .fold(read, |read, arg| read.arg(arg))
+            .run()
+            .fine()
+    };
+    let text = read(&[]).stdout;
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].ends_with("key \"acct-3\"  tombstone"), "{text}");
+    assert!(lines[1].ends_with("key \"acct-3\"  value \"\""), "{text}");
+    let told = read(&["--json"]).objects();
+    let told = told
+        .iter()
+        .map(|record| (&record["tombstone"], &record["value_hex"]));
+    let empty = Value::from("");
+    assert!(told.eq([(&true.into(), &empty), (&false.into(), &empty)]));
+}
+
 #[test]
 fn read_follows_what_another_process_appends() {
     let place = Place::filled();

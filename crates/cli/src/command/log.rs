@@ -506,6 +506,8 @@ struct RecordLine<'a> {
     key: Option<&'a str>,
     key_hex: Option<String>,
     value_hex: String,
+    /// Whether the record says that its key is gone: then the value is not empty, there is none.
+    tombstone: bool,
 }
 
 impl<'a> Printer<'a> {
@@ -555,6 +557,7 @@ impl<'a> Printer<'a> {
                 key: record.key.and_then(|key| str::from_utf8(key).ok()),
                 key_hex: record.key.map(hex),
                 value_hex: hex(record.value),
+                tombstone: record.tombstone,
             });
         }
         let place = format!("{topic}/{partition}@{}", record.offset);
@@ -574,7 +577,11 @@ impl<'a> Printer<'a> {
                 let key = record
                     .key
                     .map_or_else(String::new, |key| format!("  key {}", Excerpt(key)));
-                format!("type {}{key}  value {}", record.kind, Excerpt(record.value))
+                let value = match record.tombstone {
+                    true => "tombstone".to_owned(),
+                    false => format!("value {}", Excerpt(record.value)),
+                };
+                format!("type {}{key}  {value}", record.kind)
             }
         };
         self.out
