@@ -144,10 +144,15 @@ fn lines_of_a_source_are_stored_once_however_often_they_are_appended() {
         .run()
         .refused();
     assert!(
-        no_separator.contains("no `=` in the line `one`"),
+        no_separator.contains("lines: line 1: there is no `=` in it: \"one\""),
         "{no_separator}"
     );
     assert!(!no_separator.contains("were stored"), "{no_separator}");
+    let empty = place
+        .verb(&["append", "fills", "--key-separator", ""])
+        .run();
+    assert_eq!(empty.status, 2, "{empty:?}");
+    assert!(empty.stderr.contains("a value is required"), "{empty:?}");
     fs::write(place.base.path().join("lines"), "a=1\nb=2\nc\n").unwrap();
     let half = teeline(["log", "append", "--key-separator", "=", "--batch", "1"])
         .arg(place.root())
@@ -156,7 +161,8 @@ fn lines_of_a_source_are_stored_once_however_often_they_are_appended() {
         .run()
         .refused();
     assert!(
-        half.contains("of the lines before, 2 were stored"),
+        half.contains("lines: line 3: there")
+            && half.contains("of the lines before, 2 were stored"),
         "{half}"
     );
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Display,
     fs::File,
     io::{self, BufRead, BufReader, Read},
     path::PathBuf,
@@ -23,7 +24,10 @@ use super::{
     change::{open, topic},
     in_a_row::stored_behind,
 };
-use crate::output::{Answer, Failure, Output};
+use crate::{
+    command::bytes::Excerpt,
+    output::{Answer, Failure, Output},
+};
 
 /// What is appended.
 #[derive(Debug, Args)]
@@ -52,7 +56,7 @@ pub(crate) struct AppendArgs {
     #[arg(long, conflicts_with = "key_separator")]
     key: Option<String>,
     /// What separates key and value in a line.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::builder::NonEmptyStringValueParser::new())]
     key_separator: Option<String>,
     /// The partition; otherwise by key, or by number.
     #[arg(long, short)]
@@ -253,7 +257,7 @@ impl AppendArgs {
         let mut waiting = Waiting::default();
         for number in first.. {
             let line = next_line(&mut input, line_bytes_max)
-                .map_err(|error| self.unread(done.lines + 1, &error))?;
+                .map_err(|error| self.at_line(done.lines + 1, &error))?;
             let Some(line) = line else { break };
             if number > NUMBER_MAX {
                 return Err(Failure::new(format_args!(
@@ -261,7 +265,8 @@ impl AppendArgs {
                     done.lines + 1
                 )));
             }
-            let (key, value) = self.split(line)?;
+            let split = self.split(line);
+            let (key, value) = split.map_err(|why| self.at_line(done.lines + 1, &why))?;
             let record = Fields {
                 key: key.as_deref(),
                 value: &value,
@@ -316,10 +321,11 @@ impl AppendArgs {
         Ok((writer, self.from.unwrap_or(last.min(NUMBER_MAX) + 1)))
     }
 
-    fn unread(&self, line: u64, error: &io::Error) -> Failure {
+    /// Says of which line something is wrong.
+    fn at_line(&self, line: u64, what: &dyn Display) -> Failure {
         let file = self.file.as_ref().map(|path| path.display().to_string());
         let file = file.as_deref().unwrap_or("standard input");
-        Failure::new(format_args!("{file}: line {line}: {error}"))
+        Failure::new(format_args!("{file}: line {line}: {what}"))
     }
 
     /// Longest line of which a record can be made.
@@ -328,17 +334,15 @@ impl AppendArgs {
         batch_bytes_max.saturating_sub(record::HEADER_BYTES + key_bytes)
     }
 
-    fn split(&self, line: Vec<u8>) -> Result<(Option<Vec<u8>>, Vec<u8>), Failure> {
+    fn split(&self, line: Vec<u8>) -> Result<(Option<Vec<u8>>, Vec<u8>), String> {
         let Some(separator) = &self.key_separator else {
             return Ok((self.key.as_ref().map(|key| key.clone().into_bytes()), line));
         };
         let at = line
-            .windows(separator.len().max(1))
+            .windows(separator.len())
             .position(|part| part == separator.as_bytes());
-        let at = at.ok_or_else(|| {
-            let line = String::from_utf8_lossy(&line).into_owned();
-            Failure::new(format!("no `{separator}` in the line `{line}`"))
-        })?;
+        let at =
+            at.ok_or_else(|| format!("there is no `{separator}` in it: {}", Excerpt(&line)))?;
         let (key, rest) = line.split_at(at);
         let value = rest.get(separator.len()..).unwrap_or_default();
         Ok((Some(key.to_vec()), value.to_vec()))
