@@ -104,8 +104,8 @@ pub enum ResumeError {
         /// What is wrong with it.
         flaw: Flaw,
     },
-    /// A topic cannot be opened.
-    #[error(transparent)]
+    /// A topic cannot be opened, and so what the source has stored there is not known.
+    #[error("what a source has stored is known only with every topic: {0}")]
     Topic(#[from] TopicError),
     /// A partition cannot be settled.
     #[error(transparent)]
@@ -476,7 +476,12 @@ fn recorded(
         progress: slot.progress,
         largest: Sequence::NONE,
     });
-    for topic in log.topics()? {
+    for name in log.topic_names()? {
+        let topic = match log.topic(&name) {
+            // As little can be appended there as below, and an epoch is noted before anything of it is stored.
+            Err(TopicError::Malformed { .. } | TopicError::NotFound(_)) => continue,
+            topic => topic?,
+        };
         for partition in topic.partitions() {
             let last = match topic.last(source.id(), partition) {
                 // What cannot be read there cannot be appended to either.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use teeline_core::{Epoch, Partition, Sequence};
 use teeline_log::{
     Answer, AppendError, Log, NewRecord, Progress, RepairError, Retention, Succession, Topic,
-    TopicConfig, WriterError, fake::FakeDisk, verify,
+    TopicConfig, WriterError, fake::FakeDisk, storage::Storage as _, verify,
 };
 use world::{EPOCH, ROOT, World, options, source, topic_name};
 
@@ -307,4 +307,62 @@ fn killed_at_any_step_it_can_be_done_again() {
         assert_clean(&log);
     }
     assert!(steps > 2, "{steps}");
+}
+
+/// Only what the source has stored in the topic is not known: that keeps nobody from writing to others.
+#[test]
+fn a_damaged_topic_file_keeps_no_source_from_its_writer_and_is_named_where_it_is_missed() {
+    let world = written(60);
+    let other = Path::new(ROOT).join("other/topic.toml");
+    let (log, _) = open(&world.disk);
+    log.create_topic(&"other".parse().unwrap(), &TopicConfig::default())
+        .unwrap();
+    drop(log);
+    let sound = world.disk.bytes(&other);
+    let junk: &[u8] = b"junk\n";
+    let flipped = {
+        let mut bytes = sound.clone();
+        bytes[20] ^= 1;
+        bytes
+    };
+    for damaged in [[&sound[..], junk].concat(), flipped, junk.to_vec()] {
+        world.disk.set_bytes(&other, &damaged);
+        let (log, topic) = open(&world.disk);
+        let mut writer = log
+            .writer(&source(0), EPOCH, Succession::AfterDrain)
+            .unwrap();
+        let again = [NewRecord::data(Sequence(60), 0, None, b"x")];
+        let answer = writer.append(&topic, Partition(0), &again).unwrap();
+        assert!(!matches!(answer.answers[0], Answer::Stored { .. }));
+        drop(writer);
+        let repair = log.repair_source(&source(0), None, false).unwrap_err();
+        assert!(matches!(repair, RepairError::Topic(_)), "{repair:?}");
+        for told in [
+            log.resume(&source(0)).unwrap_err().to_string(),
+            repair.to_string(),
+        ] {
+            assert!(told.contains("/other/topic.toml: "), "{told}");
+            assert!(told.ends_with("restore it from a copy"), "{told}");
+            assert!(!told.contains('\n'), "{told}");
+        }
+    }
+}
+
+#[test]
+fn a_source_that_there_is_not_is_not_repaired_and_leaves_no_file() {
+    let world = written(60);
+    let (log, _) = open(&world.disk);
+    let sources = || {
+        let process = world.disk.process();
+        process.list(&Path::new(ROOT).join("sources")).unwrap()
+    };
+    let before = sources();
+    for apply in [false, true] {
+        let refused = log.repair_source(&source(7), None, apply).unwrap_err();
+        assert!(
+            matches!(refused, RepairError::NoProgress { .. }),
+            "{refused:?}"
+        );
+        assert_eq!(sources(), before);
+    }
 }

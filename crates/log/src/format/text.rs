@@ -19,24 +19,34 @@ pub fn seal(mut text: String) -> String {
 /// # Errors
 /// When it is damaged, or of another version: what is wrong, to be said behind the name of the file.
 pub fn open(bytes: &[u8], version: u32) -> Result<&str, String> {
-    let text = str::from_utf8(bytes).map_err(|_| "is not text".to_owned())?;
+    let text = str::from_utf8(bytes).map_err(|_| damaged("is not text"))?;
     let (front, stated) = text.rsplit_once(LABEL).unwrap_or((text, ""));
-    let found: FormatOnly = toml::from_str(front).map_err(|error| error.message().to_owned())?;
+    let found: FormatOnly = toml::from_str(front).map_err(|error| damaged(error.message()))?;
     if found.format != version {
         return Err(other_version(found.format, version));
     }
-    let computed = format!("{:08x}\n", teeline_core::crc32c(front.as_bytes()));
-    if stated.is_empty() {
-        return Err(format!("does not end with a line `{LABEL}…`"));
-    }
+    let digits = stated
+        .strip_suffix('\n')
+        .filter(|digits| is_checksum(digits));
+    let stated = digits.ok_or_else(|| {
+        damaged(&format!(
+            "does not end with a line `{LABEL}` and eight digits"
+        ))
+    })?;
+    let computed = format!("{:08x}", teeline_core::crc32c(front.as_bytes()));
     if stated != computed {
-        return Err(format!(
-            "states checksum {}, but its text gives {}: it is damaged, or was changed by hand",
-            stated.trim_end(),
-            computed.trim_end()
-        ));
+        let what = format!("states checksum {stated}, but its text gives {computed}");
+        return Err(damaged(&what));
     }
     Ok(front)
+}
+
+fn is_checksum(digits: &str) -> bool {
+    digits.len() == 8 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+}
+
+fn damaged(what: &str) -> String {
+    format!("{what}: it is damaged, or was changed by hand: restore it from a copy")
 }
 
 /// The version that a text states, if it states one.

@@ -4,7 +4,7 @@ use teeline_core::Partition as Number;
 
 use super::Topic;
 use crate::{
-    AppendError, Repaired,
+    AppendError, Repaired, TopicError,
     directory::SOURCES_DIR,
     storage::{Access, StorageError},
 };
@@ -18,6 +18,17 @@ pub enum RepairError {
         /// The source.
         source_name: String,
     },
+    /// Nothing is recorded of the source: there is nothing to repair.
+    #[error(
+        "there is no progress of {source_name}: `teeline log sources` lists those that there are"
+    )]
+    NoProgress {
+        /// The source.
+        source_name: String,
+    },
+    /// A topic cannot be opened, and so what the source has stored there cannot be found out.
+    #[error("what a source has stored is known only with every topic: {0}")]
+    Topic(#[from] TopicError),
     /// The partition cannot be held, read or written.
     #[error(transparent)]
     Append(#[from] AppendError),

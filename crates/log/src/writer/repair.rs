@@ -48,6 +48,13 @@ pub(crate) fn repair(
     apply: bool,
 ) -> Result<RepairedSource, RepairError> {
     let env = log.env();
+    let no_progress = || RepairError::NoProgress {
+        source_name: source.to_string(),
+    };
+    // Looked for first, so that no lock file is left of a source that there is not.
+    if !super::names(log)?.contains(source) {
+        return Err(no_progress());
+    }
     // Held until everything is done: nobody may become the source's writer meanwhile.
     let _lock = if apply {
         if env.options.access == Access::Read {
@@ -65,20 +72,17 @@ pub(crate) fn repair(
         None
     };
     let path = progress_path(log, source);
-    let mended = inspect::progress_notes(&*env.storage, &path)?;
-    let stored = Stored::find(log, source.id(), apply)?;
     let read = match read_slot(log, source) {
-        Ok(slot) => Some(slot),
+        Ok(slot) => Some(slot.ok_or_else(no_progress)?),
         Err(ResumeError::Unreadable { .. }) => None,
         Err(ResumeError::Storage(error)) => return Err(error.into()),
         Err(error) => return Err(unreadable(&path, &error)),
     };
+    let mended = inspect::progress_notes(&*env.storage, &path)?;
+    let stored = Stored::find(log, source.id(), apply)?;
     let is_readable = read.is_some();
     let slot = match read {
-        Some(Some(slot)) => slot,
-        Some(None) => {
-            return Err(unreadable(&path, &"there is no progress of this source"));
-        }
+        Some(slot) => slot,
         None => Slot {
             number: 0,
             source: source.id(),

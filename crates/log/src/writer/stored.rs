@@ -14,8 +14,7 @@ use teeline_core::{Epoch, Offset, Partition, Sequence, SourceId};
 
 use super::repair::unreadable;
 use crate::{
-    AppendError, Control, Log, Progress, ReadError, Reader, Record, RepairError, Topic, TopicError,
-    recovery,
+    AppendError, Control, Log, Progress, ReadError, Reader, Record, RepairError, Topic, recovery,
 };
 
 /// What the log holds of a source in its latest epoch.
@@ -64,11 +63,7 @@ impl Stored {
             places: Vec::new(),
             whole,
         };
-        let topics = log.topics().map_err(|error| match error {
-            TopicError::Storage(error) => error.into(),
-            error => unreadable(log.root(), &error),
-        })?;
-        for topic in topics {
+        for topic in log.topics()? {
             for partition in topic.partitions() {
                 let found = Found::in_partition(&topic, partition, source, whole);
                 if let Some(found) = found.map_err(|error| unread(&topic, error))? {
