@@ -303,6 +303,30 @@ fn verbs_over_all_topics_go_on_behind_what_fails() {
     let sound: Vec<_> = sound.filter(|place| place.contains('/')).collect();
     assert!(sound.contains(&"fills/0:".to_owned()), "{sound:?}");
 
+    // What cannot be read keeps nobody from looking at the rest, and is no damage.
+    let index = place.root().join("latest/0/00000000000000000000.index");
+    fs::remove_file(&index).unwrap();
+    fs::create_dir(&index).unwrap();
+    fs::remove_file(place.root().join("broken/topic.toml")).unwrap();
+    fs::create_dir(place.root().join("broken/topic.toml")).unwrap();
+    let unread = ["latest/0/00000000000000000000.index", "broken/topic.toml"];
+    let rows = run("verify", &unread);
+    let told = rows.iter().map(|row| row.join(" ")).collect::<Vec<_>>();
+    for (path, line) in ["audit/0/state", "caches/0/state"].iter().zip(&told) {
+        assert!(
+            line.starts_with("damage: ") && line.contains(path),
+            "{told:?}"
+        );
+    }
+    assert!(
+        told.last().unwrap().starts_with("6 partitions, "),
+        "{told:?}"
+    );
+    let json = place.verb(&["verify"]).run();
+    assert_eq!(json.status, 2);
+    let sum = json.objects().pop().unwrap();
+    assert_eq!((&sum["damages"], &sum["unread"]), (&2.into(), &2.into()));
+
     // One that is asked for by name is all there is to tell of.
     let named = place.verb(&["retain", "audit"]).run();
     assert_eq!(named.status, 2, "{named:?}");

@@ -49,6 +49,8 @@ pub enum Severity {
     Note,
     /// Durable data is damaged.
     Damage,
+    /// It could not be looked at, for a reason that may pass, as missing rights: whether anything is wrong is not known.
+    Unread,
 }
 
 impl fmt::Display for Finding {
@@ -74,23 +76,29 @@ pub struct VerifyReport {
     pub damages: u64,
     /// Findings of [`Severity::Note`].
     pub notes: u64,
+    /// Findings of [`Severity::Unread`].
+    pub unread: u64,
 }
 
 /// Reads every byte of a log, or of one topic, without changing anything, and hands each finding to `f`. What a living
-/// writer has not finished is left out.
+/// writer has not finished is left out. A partition with a file that cannot be read at all is looked at up to there, and keeps
+/// the others from nothing.
 ///
 /// # Errors
-/// When a file cannot be read at all, or there is no such topic.
+/// When the log's directory cannot be listed, or there is no such topic.
 pub fn verify(
     log: &Log,
     topic: Option<&Name>,
     f: impl FnMut(&Finding),
 ) -> Result<VerifyReport, ReadError> {
     let mut check = Check::new(&**log.storage(), f);
-    check.identity(log.root())?;
+    let looked = check.identity(log.root());
+    check.unless_unread(looked);
     if topic.is_none() {
-        check.sources(&log.sources_dir())?;
-        check.groups(&log.groups_dir())?;
+        let looked = check.sources(&log.sources_dir());
+        check.unless_unread(looked);
+        let looked = check.groups(&log.groups_dir());
+        check.unless_unread(looked);
     }
     let names = match topic {
         Some(topic) => vec![topic.clone()],
@@ -103,7 +111,8 @@ pub fn verify(
             Ok(topic) => {
                 for number in topic.partitions() {
                     check.partition = Some(number);
-                    check.partition(&*topic.to_read(number)?)?;
+                    let looked = check.partition(&*topic.to_read(number)?);
+                    check.unless_unread(looked);
                 }
             }
             Err(error @ TopicError::NotFound(_)) if topic.is_some() => {
@@ -112,10 +121,14 @@ pub fn verify(
                     what: error.to_string(),
                 });
             }
-            Err(TopicError::NotFound(_)) => check.orphans(&log.root().join(name.as_str()))?,
-            Err(TopicError::Storage(error)) => return Err(error.into()),
+            Err(TopicError::NotFound(_)) => {
+                let looked = check.orphans(&log.root().join(name.as_str()));
+                check.unless_unread(looked);
+            }
+            Err(TopicError::Storage(error)) => check.unless_unread(Err(error)),
             Err(TopicError::Malformed { path, what }) => {
-                check.whole(Severity::Damage, &path, &what)?
+                let looked = check.whole(Severity::Damage, &path, &what);
+                check.unless_unread(looked);
             }
             Err(error) => check.found(Severity::Damage, log.root(), 0..0, &error.to_string()),
         }
@@ -182,6 +195,7 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         match severity {
             Severity::Note => self.report.notes += 1,
             Severity::Damage => self.report.damages += 1,
+            Severity::Unread => self.report.unread += 1,
         }
         (self.tell)(&Finding {
             severity,
@@ -191,6 +205,13 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             bytes,
             text: text.to_owned(),
         });
+    }
+
+    /// Tells what kept it from looking at something.
+    fn unless_unread(&mut self, looked: Result<(), StorageError>) {
+        if let Err(error) = looked {
+            self.found(Severity::Unread, &error.path, 0..0, &error.to_string());
+        }
     }
 
     /// Something is wrong with a file of which only the whole can be checked.

@@ -610,6 +610,7 @@ struct VerifyLine {
     bytes: u64,
     damages: u64,
     notes: u64,
+    unread: u64,
 }
 
 fn verify(log: &Log, topic: Option<&Name>, out: &mut Output) -> Result<Answer, Failure> {
@@ -621,6 +622,11 @@ fn verify(log: &Log, topic: Option<&Name>, out: &mut Output) -> Result<Answer, F
         let severity = match finding.severity {
             Severity::Damage => "damage",
             Severity::Note => "note",
+            // Nothing is said of the log by that.
+            Severity::Unread => {
+                complain(&finding.text);
+                return;
+            }
         };
         printed = if out.is_json() {
             out.object(&FindingLine {
@@ -646,6 +652,7 @@ fn verify(log: &Log, topic: Option<&Name>, out: &mut Output) -> Result<Answer, F
         bytes: report.bytes,
         damages: report.damages,
         notes: report.notes,
+        unread: report.unread,
     };
     if out.is_json() {
         out.object(&line)?;
@@ -657,17 +664,18 @@ fn verify(log: &Log, topic: Option<&Name>, out: &mut Output) -> Result<Answer, F
             line.batches,
             line.records,
             line.bytes,
-            match line.damages {
-                0 => "no damage".to_owned(),
-                damages => format!("{damages} damaged"),
+            match (line.damages, line.unread) {
+                (0, 0) => "no damage".to_owned(),
+                (0, _) => "no damage in what could be read".to_owned(),
+                (damages, _) => format!("{damages} damaged"),
             }
         ))?;
     }
-    Ok(if report.damages == 0 {
-        Answer::Fine
-    } else {
-        Answer::No
-    })
+    match (report.unread, report.damages) {
+        (0, 0) => Ok(Answer::Fine),
+        (0, _) => Ok(Answer::No),
+        _ => Err(Failure::Told),
+    }
 }
 
 #[derive(Serialize)]
