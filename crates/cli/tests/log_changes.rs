@@ -730,7 +730,10 @@ fn a_source_goes_on_in_a_later_epoch_where_the_one_before_is_abandoned() {
     let later = ["append", "fills", file.to_str().unwrap(), "--epoch", "2"];
     let later = [&later[..], &by].concat();
     let refused = place.verb(&later).run().refused();
-    assert!(refused.trim_end().ends_with(": --abandon"), "{refused}");
+    assert!(
+        refused.trim_end().ends_with(": --epoch 2 --abandon"),
+        "{refused}"
+    );
     let done = place.verb(&[&later[..], &["--abandon"]].concat());
     let done = done.run().fine().objects().remove(0);
     assert_eq!(done["stored"], 5);
@@ -754,6 +757,36 @@ fn a_source_goes_on_in_a_later_epoch_where_the_one_before_is_abandoned() {
         text.starts_with("epoch 2 ended, stored through 5, end not witnessed\n5 lines: "),
         "{text}"
     );
+}
+
+/// One file that cannot be read hides no other source. Repaired, it says that nobody has stored anything: in the epoch before the
+/// first, in which no source lives.
+#[test]
+fn a_source_whose_progress_cannot_be_read_is_told_beside_the_others() {
+    let place = Place::new(&[]);
+    place.append(&["--source", "gw1.fills"], "one\n");
+    let damaged = place.root().join("sources/gw0.fills.progress");
+    fs::write(&damaged, "nonsense").unwrap();
+    let ran = place.verb(&["sources"]).run();
+    assert_eq!((ran.status, ran.stderr.lines().count()), (2, 1), "{ran:?}");
+    assert!(ran.stderr.contains("gw0.fills.progress"), "{ran:?}");
+    let told = ran.objects();
+    assert_eq!((told.len(), &told[0]["source"]), (1, &"gw1.fills".into()));
+    let by = ["--source", "gw0.fills"];
+    place
+        .verb(&[&["repair", "--apply"], &by[..]].concat())
+        .run()
+        .fine();
+    let file = place.base.path().join("lines");
+    let append = ["append", "fills", file.to_str().unwrap()];
+    let append = [&append[..], &by].concat();
+    let refused = place.verb(&append).run().refused();
+    let (_, remedy) = refused.trim_end().rsplit_once(": ").unwrap();
+    assert_eq!(remedy, "--epoch 1 --abandon");
+    let remedy: Vec<_> = remedy.split(' ').collect();
+    place.verb(&[&append[..], &remedy].concat()).run().fine();
+    let read = place.verb(&["read", "fills"]).run().fine().objects();
+    assert_eq!(read[1]["epoch"], 1);
 }
 
 /// The line that is to blame is named, in words, and not one beside it.

@@ -593,6 +593,14 @@ impl Log {
         writer::sources(self)
     }
 
+    /// The progress that was recorded last of a source; `None` if it never had a writer here.
+    ///
+    /// # Errors
+    /// When its file cannot be read.
+    pub fn progress(&self, source: &SourceName) -> Result<Option<Progress>, ResumeError> {
+        writer::progress(self, source)
+    }
+
     /// The names of the sources that ever had a writer here.
     ///
     /// # Errors

@@ -259,12 +259,17 @@ pub(crate) fn names(log: &Log) -> Result<Vec<SourceName>, StorageError> {
     Ok(names.collect())
 }
 
+/// See [`Log::progress`].
+pub(crate) fn progress(log: &Log, source: &SourceName) -> Result<Option<Progress>, ResumeError> {
+    Ok(read_slot(log, source)?.map(|slot| slot.progress))
+}
+
 /// See [`Log::sources`].
 pub(crate) fn sources(log: &Log) -> Result<Vec<(SourceName, Progress)>, ResumeError> {
     let mut sources = Vec::new();
     for source in names(log)? {
-        if let Some(slot) = read_slot(log, &source)? {
-            sources.push((source, slot.progress));
+        if let Some(progress) = progress(log, &source)? {
+            sources.push((source, progress));
         }
     }
     Ok(sources)
@@ -280,7 +285,7 @@ pub(crate) fn resume(log: &Log, source: &SourceName) -> Result<ResumePoint, Resu
         }
     }
     Ok(ResumePoint {
-        progress: read_slot(log, source)?.map(|slot| slot.progress),
+        progress: progress(log, source)?,
         partitions,
         writer_alive,
     })

@@ -305,7 +305,9 @@ impl AppendArgs {
         let point = log.resume(source).map_err(Failure::new)?;
         let recorded = point.progress.map(|progress| progress.epoch.0);
         let stored = point.partitions.iter().map(|last| last.epoch.0).max();
-        let epoch = Epoch(self.epoch.or(recorded.max(stored)).unwrap_or(1));
+        // Of a source that stored nothing, repair records epoch 0, in which nobody lives.
+        let latest = recorded.max(stored).unwrap_or(1).max(1);
+        let epoch = Epoch(self.epoch.unwrap_or(latest));
         let succession = match self.abandon {
             true => Succession::Abandon,
             false => Succession::AfterDrain,
@@ -313,7 +315,9 @@ impl AppendArgs {
         let writer = log
             .writer(source, epoch, succession)
             .map_err(|error| match error {
-                WriterError::NotEnded { .. } => Failure::new(format_args!("{error}: --abandon")),
+                WriterError::NotEnded { .. } => {
+                    Failure::new(format_args!("{error}: --epoch {epoch} --abandon"))
+                }
                 error => Failure::new(error),
             })?;
         let of_epoch = point.partitions.iter().filter(|last| last.epoch == epoch);

@@ -7,7 +7,7 @@ use serde::Serialize;
 use teeline_core::SourceName;
 use teeline_log::Log;
 
-use super::{change, open};
+use super::{change, each::Each, open};
 use crate::output::{Answer, Failure, Output};
 
 /// Whether sources are listed, or one is forgotten.
@@ -49,8 +49,12 @@ struct SourceLine {
 }
 
 fn list(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
-    let mut rows = Vec::new();
-    for (name, progress) in log.sources().map_err(Failure::new)? {
+    let (mut each, mut rows) = (Each::default(), Vec::new());
+    for name in log.source_names().map_err(Failure::new)? {
+        // `None` as well if it was forgotten meanwhile.
+        let Some(progress) = each.done(log.progress(&name)).flatten() else {
+            continue;
+        };
         let line = SourceLine {
             source: name.to_string(),
             source_id: name.id().to_string(),
@@ -90,7 +94,7 @@ fn list(log: &Log, out: &mut Output) -> Result<Answer, Failure> {
         ];
         out.table(&heads, &rows)?;
     }
-    Ok(Answer::Fine)
+    each.end(Answer::Fine)
 }
 
 #[derive(Serialize)]
