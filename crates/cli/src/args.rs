@@ -16,6 +16,7 @@ use crate::{
         outbox::OutboxVerb,
         reconcile::ReconcileArgs,
         ring::RingVerb,
+        signals::survive_file_size_limit,
     },
     output::{Answer, Output},
 };
@@ -82,6 +83,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             };
         }
     };
+    survive_file_size_limit();
     let mut out = Output::stdout(cli.json);
     let answer = match cli.verb {
         Verb::Demo(demo) => demo.run(&mut out),

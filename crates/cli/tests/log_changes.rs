@@ -789,6 +789,22 @@ fn a_source_whose_progress_cannot_be_read_is_told_beside_the_others() {
     assert_eq!(read[1]["epoch"], 1);
 }
 
+/// What ends a program by a signal where nobody looks for it is told as a full disk is.
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_and_leaves_nothing_half_made() {
+    let place = Place::new(&["--segment-bytes", "4K"]);
+    let ran = Command::new("sh")
+        .args(["-c", "ulimit -f 64 && exec \"$0\" log create \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_teeline"))
+        .args([&place.root(), Path::new("orders")])
+        .output()
+        .unwrap();
+    assert_eq!(ran.status.code(), Some(2), "{ran:?}");
+    let told = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(told.contains("orders"), "{told}");
+    assert!(!place.root().join(".orders.new").exists());
+}
+
 /// The line that is to blame is named, in words, and not one beside it.
 #[test]
 fn a_refused_line_is_named_with_what_to_do() {

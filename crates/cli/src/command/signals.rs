@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use teeline_sync::atomic::AtomicBool;
 
 use crate::output::Failure;
@@ -12,6 +12,16 @@ pub(crate) const STOP: [i32; 2] = [SIGTERM, SIGINT];
 
 /// Those, and the end of the terminal, for a verb that would leave processes or files behind.
 pub(crate) const STOP_AND_TIDY: [i32; 3] = [SIGHUP, SIGTERM, SIGINT];
+
+/// Has a write beyond the longest file that the process may make (`ulimit -f`) fail and be told, as on a full disk. It would
+/// end the process, in the middle of what it does and without a word.
+pub(crate) fn survive_file_size_limit() {
+    // If the kernel refuses, it ends the process as it did.
+    drop(signal_hook::flag::register(
+        SIGXFSZ,
+        Arc::new(AtomicBool::new(false)),
+    ));
+}
 
 /// A flag that the first of `signals` sets. The same one a second time ends the process.
 pub(crate) fn stop_on_signals(signals: &[i32]) -> Result<Arc<AtomicBool>, Failure> {
