@@ -394,6 +394,7 @@ fn dump_shows_batches_and_what_is_none() {
     assert_eq!(bases, [Some(0), Some(5), Some(10)]);
     assert_eq!(batches[1]["previous"], batches[0]["checksum"]);
     let mut bytes = fs::read(segment(&place)).unwrap();
+    let sound = bytes.clone();
     bytes[100] ^= 1;
     fs::write(segment(&place), bytes).unwrap();
     let damaged = place.verb(&["dump", "fills", "--partition", "0"]).run();
@@ -404,6 +405,29 @@ fn dump_shows_batches_and_what_is_none() {
         "{objects:?}"
     );
     assert_eq!(objects[1]["base_offset"], 5);
+    // Zeros are what was written ahead only where nothing comes behind them.
+    let mut bytes = sound;
+    let at = |batch: usize| usize::try_from(batches[batch]["file_pos"].as_u64().unwrap()).unwrap();
+    bytes[at(1)..at(2)].fill(0);
+    fs::write(segment(&place), bytes).unwrap();
+    let damaged = place.verb(&["dump", "fills"]).run();
+    assert_eq!(damaged.status, 1);
+    assert_eq!(damaged.objects()[1]["flaw"], "nothing but zeros");
+    assert_eq!(damaged.objects()[1]["length"], at(2) - at(1));
+    let place = Place::new(&["--segment-bytes", "4096"]);
+    place.append(&["--batch", "5"], &lines(0..200));
+    let whole = place.verb(&["dump", "fills"]).run().fine().objects();
+    fs::write(segment(&place), [0; 4096]).unwrap();
+    let damaged = place.verb(&["dump", "fills"]).run();
+    assert_eq!(damaged.status, 1);
+    let second = whole
+        .iter()
+        .find(|batch| batch["segment"] != whole[0]["segment"]);
+    let flaw = format!(
+        "offsets 0..{} are to lie there",
+        second.unwrap()["base_offset"]
+    );
+    assert_eq!(damaged.objects()[0]["flaw"], flaw);
     // Any other directory is none.
     let other = place.verb(&["dump", "sources"]).run().refused();
     assert!(other.contains("so that it is no topic"), "{other}");

@@ -90,46 +90,65 @@ impl DumpArgs {
     fn dump(&self, partition: u32, out: &mut Output) -> Result<Answer, Failure> {
         let dir = self.root.join(self.topic.as_str());
         let dir = dir.join(partition.to_string());
-        let mut names: Vec<String> = names(&dir)?
-            .into_iter()
-            .filter(|name| {
-                let base = name
+        let names = names(&dir)?.into_iter();
+        let mut segments: Vec<(u64, String)> = names
+            .filter_map(|name| {
+                let digits = name
                     .strip_suffix(".log")
-                    .filter(|digits| digits.len() == 20);
-                let base = base.and_then(|digits| digits.parse::<u64>().ok());
-                base.is_some_and(|base| self.segment.is_none_or(|wanted| wanted == base))
+                    .filter(|digits| digits.len() == 20)?;
+                Some((digits.parse().ok()?, name))
             })
             .collect();
-        names.sort();
-        if names.is_empty() {
+        segments.sort();
+        let ends: Vec<Option<u64>> = segments
+            .iter()
+            .skip(1)
+            .map(|(base, _)| Some(*base))
+            .collect();
+        let ends = ends.into_iter().chain([None]);
+        let mut asked: Vec<_> = segments.into_iter().zip(ends).collect();
+        asked.retain(|((base, _), _)| self.segment.is_none_or(|wanted| wanted == *base));
+        if asked.is_empty() {
             return Err(Failure::new(format!("{}: no such segment", dir.display())));
         }
         let mut answer = Answer::Fine;
-        for name in names {
+        for ((base, name), end) in asked {
             let path = dir.join(&name);
             let bytes = fs::read(&path).map_err(|error| cannot(&path, &error))?;
-            let mut at = 0;
+            // Where the next batch begins in the file, and with which offset; not known behind what is no batch.
+            let (mut at, mut offset) = (0, Some(base));
             while let Some(rest) = bytes.get(at..)
                 && !rest.is_empty()
             {
                 let (line, length) = match batch::verify(rest) {
                     Ok(header) => {
+                        offset = Some(header.base.0 + u64::from(header.span));
                         let line = batch_line(partition, &name, at, &header);
                         (line, header.length as usize)
                     }
                     Err(flaw) => {
-                        let end = next_batch(rest);
-                        let skipped = rest.get(..end).unwrap_or_default();
-                        if skipped.iter().all(|&byte| byte == 0) {
-                            at += end;
-                            continue;
-                        }
-                        answer = Answer::No;
-                        (flaw_line(partition, &name, at, end, &flaw.to_string()), end)
+                        let length = next_batch(rest);
+                        let skipped = rest.get(..length).unwrap_or_default();
+                        let flaw = match skipped.iter().all(|&byte| byte == 0) {
+                            // Written ahead.
+                            true if length == rest.len() => break,
+                            true => "nothing but zeros".to_owned(),
+                            false => flaw.to_string(),
+                        };
+                        (answer, offset) = (Answer::No, None);
+                        (flaw_line(partition, &name, at, length, &flaw), length)
                     }
                 };
                 print(&line, out)?;
                 at += length;
+            }
+            if let (Some(offset), Some(end)) = (offset, end)
+                && offset != end
+            {
+                answer = Answer::No;
+                let flaw = format!("offsets {offset}..{end} are to lie there");
+                let length = bytes.len() - at;
+                print(&flaw_line(partition, &name, at, length, &flaw), out)?;
             }
         }
         Ok(answer)
