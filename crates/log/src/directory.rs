@@ -163,7 +163,7 @@ pub enum TopicError {
         what: String,
     },
     /// The topic's file makes no sense.
-    #[error("{}: {what}", path.display())]
+    #[error("{}: {what}; nothing of the topic is known without it: restore it", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,

@@ -28,11 +28,7 @@ pub fn open(bytes: &[u8], version: u32) -> Result<&str, String> {
     let digits = stated
         .strip_suffix('\n')
         .filter(|digits| is_checksum(digits));
-    let stated = digits.ok_or_else(|| {
-        damaged(&format!(
-            "does not end with a line `{LABEL}` and eight digits"
-        ))
-    })?;
+    let stated = digits.ok_or_else(|| damaged(&format!("does not end with a line `{LABEL}…`")))?;
     let computed = format!("{:08x}", teeline_core::crc32c(front.as_bytes()));
     if stated != computed {
         let what = format!("states checksum {stated}, but its text gives {computed}");
@@ -46,7 +42,7 @@ fn is_checksum(digits: &str) -> bool {
 }
 
 fn damaged(what: &str) -> String {
-    format!("{what}: it is damaged, or was changed by hand: restore it from a copy")
+    format!("{what}: it is damaged, or was changed by hand")
 }
 
 /// The version that a text states, if it states one.

@@ -62,7 +62,7 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
     fn kept(&mut self, path: &Path, loss: &str) -> Result<(), StorageError> {
         let bytes = self.storage.read(path)?;
         if let Err(what) = text::open(&bytes, format::VERSION.into()) {
-            let text = format!("{what}; {loss}");
+            let text = format!("{what}; {loss}: restore it");
             self.found(Severity::Damage, path, 0..bytes.len() as u64, &text);
         }
         Ok(())
