@@ -303,14 +303,13 @@ fn verbs_over_all_topics_go_on_behind_what_fails() {
     let sound: Vec<_> = sound.filter(|place| place.contains('/')).collect();
     assert!(sound.contains(&"fills/0:".to_owned()), "{sound:?}");
 
-    // What cannot be read keeps nobody from looking at the rest, and is no damage.
+    // What cannot be read keeps nobody from looking at the rest, and is no damage; an index is only a hint.
     let index = place.root().join("latest/0/00000000000000000000.index");
     fs::remove_file(&index).unwrap();
     fs::create_dir(&index).unwrap();
     fs::remove_file(place.root().join("broken/topic.toml")).unwrap();
     fs::create_dir(place.root().join("broken/topic.toml")).unwrap();
-    let unread = ["latest/0/00000000000000000000.index", "broken/topic.toml"];
-    let rows = run("verify", &unread);
+    let rows = run("verify", &["broken/topic.toml"]);
     let told = rows.iter().map(|row| row.join(" ")).collect::<Vec<_>>();
     for (path, line) in ["audit/0/state", "caches/0/state"].iter().zip(&told) {
         assert!(
@@ -325,7 +324,9 @@ fn verbs_over_all_topics_go_on_behind_what_fails() {
     let json = place.verb(&["verify"]).run();
     assert_eq!(json.status, 2);
     let sum = json.objects().pop().unwrap();
-    assert_eq!((&sum["damages"], &sum["unread"]), (&2.into(), &2.into()));
+    for (kind, found) in [("damages", 2), ("unread", 1), ("notes", 1)] {
+        assert_eq!(sum[kind], found, "{kind}");
+    }
 
     // One that is asked for by name is all there is to tell of.
     let named = place.verb(&["retain", "audit"]).run();
