@@ -11,6 +11,7 @@ mod process;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, MutexGuard},
     time::Duration,
@@ -111,7 +112,7 @@ impl FakeDisk {
             bytes_read: 0,
             crash_at: None,
             faults: Vec::new(),
-            unreadable: BTreeSet::new(),
+            unreadable: BTreeMap::new(),
             failed: 0,
             capacity: u64::MAX,
         };
@@ -230,14 +231,15 @@ impl FakeDisk {
         self.world().faults.push(fault);
     }
 
-    /// Lets the device lose what the file holds that is at `path` now: it can be opened, and read once it is written again.
+    /// Lets the device lose these bytes of the file that is at `path` now: it can be opened, and they can be read once it is
+    /// written again.
     ///
     /// # Panics
     /// If there is no such file.
-    pub fn spoil(&self, path: &Path) {
+    pub fn spoil(&self, path: &Path, bytes: Range<usize>) {
         let mut world = self.world();
         let node = world.node(path).expect("the file exists");
-        world.unreadable.insert(node);
+        world.unreadable.insert(node, bytes);
     }
 
     /// How many operations failed as ordered since the last [`FakeDisk::take_failed`].

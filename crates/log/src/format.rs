@@ -49,6 +49,9 @@ pub enum Flaw {
     /// The file is not there.
     #[error("the file is missing")]
     Missing,
+    /// The device, or the file system on it, has lost it.
+    #[error("cannot be read from the device")]
+    Unreadable,
     /// It was written, but never synced before a sync failed.
     #[error("was not synced before a sync failed")]
     Unsynced,

@@ -375,11 +375,12 @@ impl Reader {
                 (None, Some(base)) => (place.segment.length()?, base),
                 (None, None) => (place.segment.length()?, high_watermark),
             };
+            let bytes = place.file_pos..bytes_end.max(place.file_pos);
             return Err(ReadError::Damaged(Box::new(Damage {
                 path: place.segment.path().to_owned(),
-                bytes: place.file_pos..bytes_end.max(place.file_pos),
+                flaw: place.segment.flaw_of(&bytes, flaw),
+                bytes,
                 offsets: self.position..offset.max(self.position),
-                flaw,
             })));
         }
     }

@@ -18,7 +18,9 @@ use crate::{
         snapshot::Cursor,
         wrong,
     },
-    storage::{Access, MappedFile, Result, Storage, StorageFile, or_nothing, remove_if_there},
+    storage::{
+        Access, MappedFile, Result, Storage, StorageFile, or_nothing, read_around, remove_if_there,
+    },
 };
 
 /// Path of the segment that begins at `base`.
@@ -73,6 +75,8 @@ pub(crate) struct SegmentReader {
     mapped: Option<Box<dyn MappedFile>>,
     /// Mapping was tried and could not be done.
     unmappable: bool,
+    /// What the device has lost, as far as that was met.
+    lost: Vec<Range<u64>>,
 }
 
 /// First read after the buffer was emptied: a tailing reader wants one small batch.
@@ -94,6 +98,7 @@ impl SegmentReader {
             settled: false,
             mapped: None,
             unmappable: false,
+            lost: Vec::new(),
         })
     }
 
@@ -158,7 +163,10 @@ impl SegmentReader {
                     self.buffer = vec![0; want];
                 }
                 let place = self.buffer.get_mut(..want).unwrap_or_default();
-                self.filled = self.file.read_at(pos, place)?;
+                let (filled, lost) = read_around(&*self.file, pos, place)?;
+                self.filled = filled;
+                self.lost.retain(|known| !lost.contains(known));
+                self.lost.extend(lost);
                 self.buffer_pos = pos;
                 0
             }
@@ -179,6 +187,15 @@ impl SegmentReader {
         };
         let bytes = self.bytes(pos, length)?;
         Ok(batch::verify(bytes).map(|header| (header, bytes)))
+    }
+
+    /// What is wrong with bytes that have `flaw`: the device may have lost some of them.
+    pub(crate) fn flaw_of(&self, bytes: &Range<u64>, flaw: Flaw) -> Flaw {
+        let is_lost = |lost: &Range<u64>| lost.start < bytes.end && bytes.start < lost.end;
+        match self.lost.iter().any(is_lost) {
+            true => Flaw::Unreadable,
+            false => flaw,
+        }
     }
 
     /// The first whole batch at or behind `pos` whose records are at or behind `offset`. A value may be a batch: inside a batch
@@ -354,27 +371,31 @@ impl<'a> Walk<'a> {
         let path = self.reader.path().to_owned();
         let start = u64::from(from.file_pos);
         let found = self.reader.resync(start, from.offset)?;
+        let bytes_end = match found {
+            Some((pos, _)) => pos,
+            None => self.reader.length()?,
+        };
+        let bytes = start..bytes_end.max(start);
+        let flaw = self.reader.flaw_of(&bytes, flaw);
         let following = self.following();
-        let (bytes_end, header) = match (found, following) {
+        let header = match (found, following) {
             (Some((pos, header)), _) => {
                 self.cursor.file_pos = u32::try_from(pos).expect("`resync` looks no further");
                 let begin = self.reader.begin_of(pos, &header)?;
                 // Offsets that it tells as lost may be there: it follows all the same, or this would never end.
                 let follows = begin >= from.offset;
                 self.cursor.offset = if follows { begin } else { header.base };
-                (pos, Some(header))
+                Some(header)
             }
             (None, following) => {
-                let len = self.reader.length()?;
                 self.cursor.offset = following.unwrap_or(end).max(from.offset);
-                let header = match following {
+                match following {
                     Some(base) => {
                         self.enter(base)?;
                         self.reader.batch(0)?.ok().map(|(header, _)| header)
                     }
                     None => None,
-                };
-                (len, header)
+                }
             }
         };
         if let Some(header) = header {
@@ -383,7 +404,7 @@ impl<'a> Walk<'a> {
         }
         let damage = Damage {
             path,
-            bytes: start..bytes_end.max(start),
+            bytes,
             offsets: from.offset..self.cursor.offset,
             flaw,
         };

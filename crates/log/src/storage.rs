@@ -154,6 +154,44 @@ pub(crate) fn or_nothing<T: Default>(read: Result<T>) -> Result<T> {
     }
 }
 
+/// What stands for bytes that the device has lost: not zero, which would be where nothing was written, and the begin of nothing.
+const LOST_BYTE: u8 = 0xFF;
+
+/// Reads as [`StorageFile::read_at`] does, around what the device has lost, and says where that is.
+pub(crate) fn read_around(
+    file: &dyn StorageFile,
+    file_pos: u64,
+    bytes: &mut [u8],
+) -> Result<(usize, Vec<Range<u64>>)> {
+    /// As much is lost together at least.
+    const BLOCK_BYTES: usize = 4096;
+    let mut lost = Vec::new();
+    let mut filled = match file.read_at(file_pos, bytes) {
+        Err(error) if error.is_unreadable() => 0,
+        read => return Ok((read?, lost)),
+    };
+    let there = usize::try_from(file.length()?.saturating_sub(file_pos)).unwrap_or(usize::MAX);
+    while let Some(rest) = bytes
+        .get_mut(filled..)
+        .filter(|rest| !rest.is_empty() && filled < there)
+    {
+        let pos = file_pos + filled as u64;
+        let to_boundary = BLOCK_BYTES - usize::try_from(pos % BLOCK_BYTES as u64).unwrap_or(0);
+        let len = to_boundary.min(rest.len()).min(there - filled);
+        let block = rest.get_mut(..len).unwrap_or_default();
+        filled += match file.read_at(pos, block) {
+            Err(error) if error.is_unreadable() => {
+                block.fill(LOST_BYTE);
+                lost.push(pos..pos + len as u64);
+                len
+            }
+            Ok(0) => break,
+            read => read?,
+        };
+    }
+    Ok((filled, lost))
+}
+
 /// Removes what is at `path`, if anything is.
 pub(crate) fn remove_if_there(storage: &dyn Storage, path: &Path) -> Result<()> {
     match storage.remove(path) {

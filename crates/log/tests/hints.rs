@@ -130,7 +130,7 @@ fn a_hint_or_a_snapshot_that_cannot_be_read_is_told_and_passed_by() {
     assert!(hints.len() > 8, "{files:?}");
     for path in hints {
         let disk = disk.fork();
-        disk.spoil(path);
+        disk.spoil(path, 0..usize::MAX);
         let log = Log::open_on(disk.process(), ROOT, &LogOptions::read_only()).unwrap();
         assert_told(&log, path);
         goes_on(Process::on(&disk, 0), path);

@@ -13,7 +13,7 @@ use teeline_log::{
     Access, Answer, AppendError, Control, Durability, Log, LogOptions, Passed, ReadError,
     RepairError, Repaired, Retention, Severity, Succession, Topic, TopicConfig,
     fake::{FakeDisk, Fault, Operation},
-    format::{state::State, watermark::Word},
+    format::{Flaw, state::State, watermark::Word},
     verify,
 };
 use world::{ROOT, Seed, World, options, seeds, topic_name};
@@ -708,5 +708,54 @@ fn what_an_earlier_repair_kept_aside_is_kept() {
     assert_eq!(kept[2].0, logs[1].with_extension("log.0.3.damaged"));
     for (path, bytes) in kept {
         assert_eq!(world.disk.bytes(&path), bytes, "{}", path.display());
+    }
+}
+
+/// A bad sector: every read of it fails, and so does every longer one.
+#[test]
+fn what_the_device_has_lost_is_damage_like_any_other() {
+    for (bytes, first_half) in [(0..512, false), (5000..5512, true), (8100..9000, true)] {
+        let world = written(5, Durability::SyncEachBatch);
+        let logs = segments(&world.disk);
+        let (_, topic) = open(&world.disk);
+        let (whole, _) = read(&topic);
+        let end = topic.end(P0).unwrap();
+        world.disk.spoil(&logs[1], bytes.clone());
+        let (log, topic) = open(&world.disk);
+        let (readable, _) = read(&topic);
+        let lost = whole.keys().filter(|offset| !readable.contains_key(offset));
+        let lost: Vec<_> = lost.copied().collect();
+        let of_segment = base(&logs[1])..base(&logs[2]);
+        assert!(lost.iter().all(|offset| of_segment.contains(offset)));
+        assert_eq!(!lost.contains(&of_segment.start), first_half, "{lost:?}");
+        let mut told = Vec::new();
+        verify(&log, None, |finding| {
+            if finding.severity == Severity::Damage {
+                told.push(finding.to_string());
+            }
+        })
+        .unwrap();
+        assert!(
+            matches!(&told[..], [one] if one.contains("cannot be read from the device")),
+            "{told:?}"
+        );
+        let done = topic.repair(P0, true).unwrap();
+        let [damage] = &done.damages[..] else {
+            panic!("{done:?}");
+        };
+        assert_eq!(damage.flaw, Flaw::Unreadable);
+        assert_eq!(
+            world.disk.bytes(&done.kept_aside[0]).len() as u64,
+            damage.bytes.end - damage.bytes.start
+        );
+        assert_clean(&log, "repaired");
+        let (records, told) = read(&topic);
+        assert!(records == readable);
+        let told = told.iter().flat_map(|(first, last)| *first..=*last);
+        assert_eq!(told.collect::<Vec<_>>(), lost);
+        assert_eq!(topic.end(P0).unwrap(), end);
+        drop((log, topic));
+        let mut world = world;
+        assert_dedup(&mut world, &records, "repaired");
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
+    ops::Range,
     path::{Component, Path},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
@@ -44,7 +45,7 @@ pub(super) struct World {
     pub(super) crash_at: Option<u64>,
     pub(super) faults: Vec<Fault>,
     /// Files that the device does not give back.
-    pub(super) unreadable: BTreeSet<usize>,
+    pub(super) unreadable: BTreeMap<usize, Range<usize>>,
     pub(super) failed: u64,
     pub(super) capacity: u64,
 }
@@ -230,15 +231,17 @@ impl World {
         Ok(None)
     }
 
-    /// The bytes of a file, unless the device has lost them.
-    pub(super) fn content(&self, node: usize, path: &Path) -> Result<&[u8]> {
-        if self.unreadable.contains(&node) {
+    /// Bytes of a file, as many as there are, unless the device has lost one of them.
+    pub(super) fn content(&self, node: usize, path: &Path, bytes: Range<usize>) -> Result<&[u8]> {
+        let Node::File(file) = &self.nodes[node] else {
+            panic!("node {node} is a directory");
+        };
+        let bytes = bytes.start.min(file.cache.len())..bytes.end.min(file.cache.len());
+        let is_lost = |lost: &Range<usize>| lost.start < bytes.end && bytes.start < lost.end;
+        if self.unreadable.get(&node).is_some_and(is_lost) {
             return Err(fake_error("read", path, io::ErrorKind::Other).of_unreadable());
         }
-        match &self.nodes[node] {
-            Node::File(file) => Ok(&file.cache),
-            Node::Dir(_) => panic!("node {node} is a directory"),
-        }
+        Ok(&file.cache[bytes])
     }
 
     pub(super) fn room_for(&self, op: &str, path: &Path, more: u64) -> Result<()> {

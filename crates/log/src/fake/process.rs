@@ -113,7 +113,7 @@ impl Storage for FakeStorage {
         let mut world = self.world();
         world.alive(self.pid, path)?;
         let node = world.find("read", path)?;
-        let bytes = world.content(node, path)?.to_vec();
+        let bytes = world.content(node, path, 0..usize::MAX)?.to_vec();
         world.bytes_read += bytes.len() as u64;
         Ok(bytes)
     }
@@ -293,12 +293,11 @@ impl StorageFile for FakeHandle {
 
     fn read_at(&self, file_pos: u64, bytes: &mut [u8]) -> Result<usize> {
         let mut world = self.world()?;
-        let cache = world.content(self.node, &self.path)?;
-        let from = usize::try_from(file_pos)
-            .unwrap_or(usize::MAX)
-            .min(cache.len());
-        let count = bytes.len().min(cache.len() - from);
-        bytes[..count].copy_from_slice(&cache[from..from + count]);
+        let from = usize::try_from(file_pos).unwrap_or(usize::MAX);
+        let wanted = from..from.saturating_add(bytes.len());
+        let found = world.content(self.node, &self.path, wanted)?;
+        let count = found.len();
+        bytes[..count].copy_from_slice(found);
         world.bytes_read += count as u64;
         Ok(count)
     }

@@ -32,7 +32,9 @@ use crate::{
     inspect,
     producers::Producers,
     recovery, segment,
-    storage::{Access, LockError, LockFile, StorageError, StorageFile, remove_if_there},
+    storage::{
+        Access, LockError, LockFile, StorageError, StorageFile, read_around, remove_if_there,
+    },
     tour::{self, Known, Stop, Tour},
 };
 
@@ -394,7 +396,9 @@ impl Partition {
         remove_if_there(storage, &half)?;
         let new = storage.create(&half, 0)?;
         let old = storage.open(&damage.path, Access::Read)?;
-        copy(&*old, damage.bytes.clone(), &*new, 0)?;
+        // What the device has lost cannot be kept.
+        let read = |pos, bytes: &mut [u8]| Ok(read_around(&*old, pos, bytes)?.0);
+        copy(read, damage.bytes.clone(), &*new, 0)?;
         new.sync()?;
         storage.rename(&half, aside)
     }
@@ -440,7 +444,10 @@ impl Partition {
         let mut at = 0;
         for piece in pieces {
             match piece {
-                Piece::Kept(bytes) => at += copy(&*old, bytes.clone(), &*new, at)?,
+                Piece::Kept(bytes) => {
+                    let read = |pos, bytes: &mut [u8]| old.read_at(pos, bytes);
+                    at += copy(read, bytes.clone(), &*new, at)?;
+                }
                 Piece::Lost { offsets, place } => {
                     at += put_lost(&mut builder, offsets, place, &*new, at)?;
                 }
@@ -567,9 +574,9 @@ fn put_lost(
     }
 }
 
-/// Copies bytes of one file into another, and says how many.
+/// Copies bytes of one file, as they are read there, into another, and says how many.
 fn copy(
-    from: &dyn StorageFile,
+    read: impl Fn(u64, &mut [u8]) -> Result<usize, StorageError>,
     bytes: Range<u64>,
     to: &dyn StorageFile,
     at: u64,
@@ -580,12 +587,12 @@ fn copy(
     while pos < bytes.end {
         let len = usize::try_from(bytes.end - pos).map_or(STEP, |left| left.min(STEP));
         let step = buffer.get_mut(..len).unwrap_or_default();
-        let read = from.read_at(pos, step)?;
-        let Some(step) = step.get(..read).filter(|step| !step.is_empty()) else {
+        let count = read(pos, step)?;
+        let Some(step) = step.get(..count).filter(|step| !step.is_empty()) else {
             break;
         };
         to.write_at(at + (pos - bytes.start), step)?;
-        pos += read as u64;
+        pos += count as u64;
     }
     Ok(pos - bytes.start)
 }
