@@ -15,7 +15,7 @@ use crate::{
     },
     producers::Producers,
     segment::{self, SegmentReader, Walk},
-    storage::{Result, Storage, or_nothing},
+    storage::{Result, Storage, or_nothing, read_slots},
 };
 
 /// What was found when a partition was opened for appending.
@@ -68,7 +68,7 @@ pub(crate) fn snapshot_paths(dir: &Path) -> [PathBuf; 2] {
 
 /// Reads the newest slot of the state file.
 pub(crate) fn read_state(storage: &dyn Storage, dir: &Path) -> Result<Result<State, Flaw>> {
-    let bytes = match storage.read(&state_path(dir)) {
+    let bytes = match read_slots(storage, &state_path(dir)) {
         Ok(bytes) => bytes,
         Err(error) if error.is_not_found() => {
             return Ok(Err(Flaw::Short {

@@ -192,6 +192,26 @@ pub(crate) fn read_around(
     Ok((filled, lost))
 }
 
+/// Reads a file of two slots, of which the device may have lost one.
+pub(crate) fn read_slots(storage: &dyn Storage, path: &Path) -> Result<Vec<u8>> {
+    /// Of those that there are, none is longer.
+    const BYTES_MAX: u64 = 64 << 10;
+    match storage.read(path) {
+        Err(error) if error.is_unreadable() => {
+            let file = storage.open(path, Access::Read)?;
+            let length = file.length()?;
+            if length > BYTES_MAX {
+                return Err(error);
+            }
+            let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+            let (count, _) = read_around(&*file, 0, &mut bytes)?;
+            bytes.truncate(count);
+            Ok(bytes)
+        }
+        read => read,
+    }
+}
+
 /// Removes what is at `path`, if anything is.
 pub(crate) fn remove_if_there(storage: &dyn Storage, path: &Path) -> Result<()> {
     match storage.remove(path) {

@@ -9,7 +9,7 @@ use crate::{
     format::{Flaw, batch::Header, snapshot::Cursor, state::State},
     recovery,
     segment::{self, SegmentReader, Walk},
-    storage::{Result, Storage},
+    storage::{Result, Storage, read_slots},
 };
 
 /// What is known of where a partition ends, from outside its segments.
@@ -55,7 +55,7 @@ pub(crate) fn missing_in_front(
     first: Offset,
 ) -> Result<Option<Damage>> {
     // Read behind the list of segments: retention tells here first.
-    let bytes = match storage.read(&recovery::state_path(dir)) {
+    let bytes = match read_slots(storage, &recovery::state_path(dir)) {
         Err(error) if error.is_not_found() => return Ok(None),
         bytes => bytes?,
     };

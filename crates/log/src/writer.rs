@@ -15,7 +15,7 @@ use crate::{
         progress::{Progress, Slot},
     },
     storage::{
-        Access, Holder, LockError, LockFile, StorageError, StorageFile, describe,
+        Access, Holder, LockError, LockFile, StorageError, StorageFile, describe, read_slots,
         remove_half_replaced,
     },
     topic::Placed,
@@ -225,7 +225,7 @@ fn lock_path(log: &Log, source: &SourceName) -> PathBuf {
 /// What stands in the progress file of a source; `None` if there is none.
 fn read_slot(log: &Log, source: &SourceName) -> Result<Option<Slot>, ResumeError> {
     let path = progress_path(log, source);
-    let bytes = match log.env().storage.read(&path) {
+    let bytes = match read_slots(&*log.env().storage, &path) {
         Ok(bytes) => bytes,
         Err(error) if error.is_not_found() => return Ok(None),
         Err(error) => return Err(error.into()),

@@ -759,3 +759,36 @@ fn what_the_device_has_lost_is_damage_like_any_other() {
         assert_dedup(&mut world, &records, "repaired");
     }
 }
+
+#[test]
+fn one_slot_of_two_that_the_device_has_lost_is_made_anew() {
+    for slot in [0, 1] {
+        let mut world = written(7, Durability::SyncEachBatch);
+        let sources = Path::new(ROOT).join("sources");
+        let mut files = world.disk.files(&sources);
+        files.retain(|path| path.extension().is_some_and(|it| it == "progress"));
+        files.push(Path::new(DIR).join("state"));
+        for path in &files {
+            let start = slot * 4096;
+            world.disk.spoil(path, start..start + 512);
+        }
+        let (log, topic) = open(&world.disk);
+        let (records, _) = read(&topic);
+        let mut told = Vec::new();
+        let report = verify(&log, None, |finding| told.push(finding.to_string())).unwrap();
+        assert_eq!(report.unread, 0, "{told:?}");
+        let of_state = told.iter().find(|told| told.contains("state: slot "));
+        assert!(
+            of_state.unwrap().ends_with("the other one counts"),
+            "{told:?}"
+        );
+        topic.repair(P0, true).unwrap();
+        for source in [0, 1] {
+            log.repair_source(&world::source(source), None, true)
+                .unwrap();
+        }
+        assert_clean(&log, "repaired");
+        drop((log, topic));
+        assert_dedup(&mut world, &records, "repaired");
+    }
+}

@@ -12,7 +12,7 @@ use crate::{
         state::{self, State},
     },
     recovery,
-    storage::StorageError,
+    storage::{StorageError, read_slots},
 };
 
 /// What a kind of file of two slots is like.
@@ -36,7 +36,7 @@ const PROGRESS: Slots<Slot> = Slots {
 
 impl<F: FnMut(&Finding)> Check<'_, F> {
     pub(super) fn progress(&mut self, path: &Path) -> Result<(), StorageError> {
-        let bytes = self.storage.read(path)?;
+        let bytes = read_slots(self.storage, path)?;
         let name = path.file_stem().and_then(|name| name.to_str());
         let source = name.and_then(|name| name.parse::<SourceName>().ok());
         let what = match Slot::newest(&bytes) {
@@ -64,7 +64,7 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
                 return Ok(None);
             }
         };
-        let bytes = self.storage.read(&path)?;
+        let bytes = read_slots(self.storage, &path)?;
         self.spare_slots(&path, &bytes, &STATE);
         Ok(Some(state))
     }

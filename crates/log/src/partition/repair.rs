@@ -33,7 +33,8 @@ use crate::{
     producers::Producers,
     recovery, segment,
     storage::{
-        Access, LockError, LockFile, StorageError, StorageFile, read_around, remove_if_there,
+        Access, LockError, LockFile, StorageError, StorageFile, read_around, read_slots,
+        remove_if_there,
     },
     tour::{self, Known, Stop, Tour},
 };
@@ -413,11 +414,12 @@ impl Partition {
         file.reserve(state::FILE_BYTES)?;
         let before = survey.state.unwrap_or(State::NEW);
         let ceiling = before.ceiling.max(survey.repaired.end);
-        let unknown = if survey.state.is_none() || State::has_unreadable(&storage.read(&path)?) {
-            answered_unknown(&self.config)
-        } else {
-            0
-        };
+        let unknown =
+            if survey.state.is_none() || State::has_unreadable(&read_slots(storage, &path)?) {
+                answered_unknown(&self.config)
+            } else {
+                0
+            };
         for ahead in 1..=2 {
             let slot = State {
                 number: before.number + ahead,

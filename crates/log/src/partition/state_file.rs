@@ -10,7 +10,7 @@ use crate::{
         watermark::Word,
     },
     recovery,
-    storage::{Access, SharedPage, Storage, StorageError, StorageFile},
+    storage::{Access, SharedPage, Storage, StorageError, StorageFile, read_around, read_slots},
 };
 
 /// The file, opened for writing.
@@ -51,7 +51,7 @@ impl StateFile {
     /// The newest slot, whether it is durable or not.
     fn newest(&self) -> Result<State, AppendError> {
         let mut bytes = vec![0; usize::try_from(state::FILE_BYTES).expect("two pages")];
-        let count = self.file.read_at(0, &mut bytes)?;
+        let (count, _) = read_around(&*self.file, 0, &mut bytes)?;
         self.newest_of(bytes.get(..count).unwrap_or_default())
     }
 
@@ -74,7 +74,7 @@ impl StateFile {
         stop: impl FnOnce(StorageError) -> AppendError,
     ) -> Result<(State, bool), AppendError> {
         // As a whole: a file that is no state is refused for its length, too.
-        let bytes = storage.read(self.file.path())?;
+        let bytes = read_slots(storage, self.file.path())?;
         let newest = self.newest_of(&bytes)?;
         self.write(&newest, stop)?;
         Ok((newest, State::has_unreadable(&bytes)))
