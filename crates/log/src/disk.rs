@@ -182,7 +182,7 @@ impl Storage for DiskStorage {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        fs::rename(from, to).map_err(fail("rename to", to))
+        Ok(file::rename_to_free(from, to)?)
     }
 
     fn rename_over(&self, from: &Path, to: &Path) -> Result<()> {

@@ -4,14 +4,17 @@ use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions, Permissions},
     hash::{BuildHasher, RandomState},
-    io::Write,
+    io::{self, Write},
     os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     process,
 };
 
 use rustix::{
-    fs::{FallocateFlags, Gid, Uid, fallocate, fchown, fstatfs, fstatvfs, statfs},
+    fs::{
+        CWD, FallocateFlags, Gid, RenameFlags, Uid, fallocate, fchown, fstatfs, fstatvfs,
+        renameat_with, statfs,
+    },
     io::{Errno, retry_on_intr},
 };
 
@@ -209,6 +212,24 @@ pub fn replace_atomically(path: impl AsRef<Path>, bytes: &[u8], mode: u32) -> Re
     dir.sync_all().context(SYNC_DIR, parent(path))
 }
 
+/// Renames a file or directory to a name that is free: in one step, or where the file system cannot do that, as over NFS, after a
+/// look.
+///
+/// # Errors
+/// When something has that name, which then stays as it is, or the operation fails.
+pub fn rename_to_free(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+    let (from, to) = (from.as_ref(), to.as_ref());
+    let renamed = match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS) => match fs::symlink_metadata(to) {
+            Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => fs::rename(from, to),
+            Err(error) => Err(error),
+        },
+        renamed => renamed.map_err(io::Error::from),
+    };
+    renamed.context("put into place", to)
+}
+
 fn write_and_sync(mut file: &File, path: &Path, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes).context("write", path)?;
     file.sync_all().context(SYNC, path)
@@ -309,7 +330,7 @@ pub fn filesystem_kind(path: impl AsRef<Path>) -> Result<FilesystemKind> {
 #[cfg(test)]
 mod tests {
     use std::{
-        fs, io,
+        fs,
         os::unix::fs::{MetadataExt, PermissionsExt},
     };
 
@@ -338,6 +359,20 @@ mod tests {
         let error = create_new(&path, 0o600, None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&path).unwrap(), b"first");
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_not_renamed_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
+        fs::write(&from, b"new").unwrap();
+        fs::write(&to, b"old").unwrap();
+        let error = rename_to_free(&from, &to).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&to).unwrap(), b"old");
+        fs::remove_file(&to).unwrap();
+        rename_to_free(&from, &to).unwrap();
+        assert_eq!(fs::read(&to).unwrap(), b"new");
     }
 
     #[test]

@@ -19,10 +19,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, linkat, open, renameat_with},
-    io::Errno,
-};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
 
 use crate::{Context, Error, Result, file, hold, lock::OfdLock};
 
@@ -172,14 +169,15 @@ impl RegionBuilder {
             file::give_to(&dir, aside, *owner, *mode)?;
         }
         hold::point("region.complete");
-        let renamed = renameat_with(CWD, aside, CWD, final_path, RenameFlags::NOREPLACE);
+        let renamed = file::rename_to_free(aside, final_path);
         hold::point("region.published");
         match renamed {
-            Ok(()) => Ok(()),
-            Err(Errno::EXIST) => Err(PublishError::AlreadyExists {
-                path: final_path.clone(),
-            }),
-            Err(error) => Err(Error::new("put into place", final_path, error.into()).into()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(PublishError::AlreadyExists {
+                    path: final_path.clone(),
+                })
+            }
+            renamed => Ok(renamed?),
         }
     }
 }
