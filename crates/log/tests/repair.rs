@@ -471,6 +471,11 @@ fn killed_at_any_step_a_repair_can_be_done_again() {
         world.disk.kill_all();
         world.process = world.disk.process();
         assert_dedup(&mut world, &readable, &what);
+        // Also what nobody but the one who was killed has given its name.
+        world.disk.cut_power();
+        let (log, topic) = open(&world.disk);
+        assert_clean(&log, &what);
+        assert_eq!(read(&topic).0.len(), readable.len() + 4, "{what}");
     }
     assert!(steps > 20, "{steps}");
 }
