@@ -398,22 +398,29 @@ impl Partition {
         Ok((done, self.commit(&syncer, &written)?))
     }
 
-    /// Takes the lock of something that takes long, if nobody has it; a note in the file says who does. Who only looks what would
-    /// be done takes none, and makes no file for it.
+    /// Takes the lock of something that takes long, if nobody has it, or gives it up within `patience`; a note in the file says who
+    /// has it.
     fn take_lock_file(
         &self,
-        path: &Path,
-        dry_run: bool,
-    ) -> Result<Option<Box<dyn LockFile>>, AppendError> {
-        if dry_run {
-            return Ok(None);
-        }
-        let lock = self.storage().lock_file(path)?;
-        lock.acquire(Duration::ZERO).map_err(|error| match error {
+        name: &str,
+        patience: Duration,
+    ) -> Result<Box<dyn LockFile>, AppendError> {
+        let lock = self.storage().lock_file(&self.dir().join(name))?;
+        lock.acquire(patience).map_err(|error| match error {
             LockError::Held { path, holder } => AppendError::Busy { path, holder },
             LockError::Storage(error) => error.into(),
         })?;
-        Ok(Some(lock))
+        Ok(lock)
+    }
+
+    /// The same, for somebody who does not wait. Who only looks what would be done takes none, and makes no file for it.
+    fn try_lock_file(
+        &self,
+        name: &str,
+        dry_run: bool,
+    ) -> Result<Option<Box<dyn LockFile>>, AppendError> {
+        let take = || self.take_lock_file(name, Duration::ZERO);
+        (!dry_run).then(take).transpose()
     }
 
     fn refuse_read_only(&self) -> Result<(), AppendError> {

@@ -124,7 +124,7 @@ impl Topic {
     /// nothing is changed.
     ///
     /// # Errors
-    /// As an append; [`AppendError::Busy`] while somebody else compacts the partition, unless it is a `dry_run`.
+    /// As an append; [`AppendError::Busy`] while somebody else compacts or repairs the partition, unless it is a `dry_run`.
     pub fn compact(
         &self,
         partition: Partition,

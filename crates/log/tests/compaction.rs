@@ -17,8 +17,8 @@ use std::{
 
 use teeline_core::{Identity, Name, Offset, Partition, Sequence, time::Utc};
 use teeline_log::{
-    Answer, AppendError, Compaction, DiskStorage, Log, LogOptions, NewRecord, Passed, Retention,
-    Standstill, Succession, Topic, TopicConfig, Writer,
+    Answer, AppendError, Compaction, DiskStorage, Log, LogOptions, NewRecord, Passed, RepairError,
+    Retention, Standstill, Succession, Topic, TopicConfig, Writer,
     fake::{FakeDisk, Fault, Operation},
     format::watermark::Word,
     partition_for_key,
@@ -440,6 +440,61 @@ fn a_tombstone_in_a_repaired_segment_goes_only_with_what_it_stands_for() {
     assert_eq!(of_key(&place), []);
 }
 
+/// The copy that compaction puts in place is of the segment as it was before: what repair has told as lost meanwhile would
+/// come back.
+#[test]
+fn nobody_repairs_what_somebody_else_compacts() {
+    for at in 0.. {
+        let mut place = Place::new();
+        for number in 0..300 {
+            place.put(&format!("k{number}"), Some(&[7; 100]));
+        }
+        // No writer may be alive.
+        place.disk.kill_all();
+        place.reopen();
+        let theirs = Log::open_on(place.disk.process(), ROOT, &options()).unwrap();
+        let theirs = theirs.topic(&topic_name()).unwrap();
+        let done = Arc::new(Mutex::new(None));
+        let (repaired, disk, mut steps) = (Arc::clone(&done), place.disk.clone(), 0);
+        place.disk.before_each(Some(Box::new(move |step| {
+            let text = step.path.to_string_lossy();
+            let copied = text
+                .strip_suffix(".log.new")
+                .and_then(|path| path.rsplit_once("/."));
+            let Some((dir, base)) = copied else { return };
+            if steps == at {
+                // Damage comes to what was copied just now.
+                let path = Path::new(dir).join(base).with_extension("log");
+                let mut bytes = disk.bytes(&path);
+                bytes[200] ^= 1;
+                disk.set_bytes(&path, &bytes);
+                *repaired.lock().unwrap() = Some(theirs.repair(P0, true));
+            }
+            steps += 1;
+        })));
+        place.compact(&Passed::default());
+        place.disk.before_each(None);
+        let Some(repaired) = done.lock().unwrap().take() else {
+            assert!(at > 10, "{at}");
+            return;
+        };
+        let told = repaired
+            .as_ref()
+            .map_or(&[][..], |repaired| &repaired.damages);
+        let records = place.read();
+        for damage in told {
+            let (first, last) = (damage.offsets.start.0, damage.offsets.end.0);
+            let back = records.range(first..last).next();
+            assert_eq!(back, None, "{at}: told as lost");
+        }
+        let busy = matches!(
+            &repaired,
+            Err(RepairError::Append(AppendError::Busy { .. }))
+        );
+        assert!(busy, "{at}: {repaired:?}");
+    }
+}
+
 /// On a disk: whoever compacts, makes indexes or repairs, and stands still doing so, is named to those who would, too.
 #[test]
 fn who_stands_still_with_a_lock_is_named_with_the_time_since_when() {
@@ -480,6 +535,10 @@ fn who_stands_still_with_a_lock_is_named_with_the_time_since_when() {
     };
     let held = elsewhere("compact.lock");
     named("compact.lock", compact().map(drop));
+    let Err(RepairError::Append(busy)) = topic.repair(P0, true) else {
+        panic!("repaired beside who compacts")
+    };
+    named("compact.lock", Err(busy));
     let mut standstill = Standstill::default();
     assert!(standstill.error_of(log.look_after()).is_none());
     let told = standstill.error_of(log.look_after()).unwrap();

@@ -25,6 +25,9 @@ use crate::{
 /// Keys that one pass remembers, at 24 bytes each: with more, there are several passes.
 pub(crate) const KEYS_MAX: usize = 1 << 21;
 
+/// Held by whoever puts other segments in the place of sealed ones.
+pub(super) const LOCK_FILE: &str = "compact.lock";
+
 /// Bytes of a rewritten batch, unless one of the batches in whose place it stands kept more.
 const REWRITTEN_BYTES: usize = 256 << 10;
 
@@ -100,7 +103,7 @@ impl Partition {
             bytes_before: 0,
             bytes_after: 0,
         };
-        let _lock = self.take_lock_file(&self.dir().join("compact.lock"), rule.dry_run)?;
+        let _lock = self.try_lock_file(LOCK_FILE, rule.dry_run)?;
         let limit = self.with_appender(|appender| {
             appender.locked(|appender| {
                 if !rule.dry_run {

@@ -53,7 +53,7 @@ impl Partition {
         let (start, active) = self.with_appender(|appender| {
             appender.locked(|appender| Ok((appender.state.log_start, appender.end.segment)))
         })?;
-        let _lock = self.take_lock_file(&self.dir().join(LOCK_FILE), false)?;
+        let _lock = self.try_lock_file(LOCK_FILE, false)?;
         // Left by somebody who died: he held the lock.
         self.remove_half_made(HALF_MADE)?;
         // Of those that retention has dropped nobody asks any more.
@@ -84,7 +84,7 @@ impl Partition {
     pub(crate) fn drop_keys(&self, dry_run: bool) -> Result<u64, AppendError> {
         self.refuse_read_only()?;
         let storage = self.storage();
-        let _lock = self.take_lock_file(&self.dir().join(LOCK_FILE), dry_run)?;
+        let _lock = self.try_lock_file(LOCK_FILE, dry_run)?;
         let names = storage.list(self.dir())?.into_iter();
         let indexes: Vec<_> = names.filter(|name| name.ends_with(ENDING)).collect();
         if !dry_run {

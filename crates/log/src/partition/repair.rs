@@ -16,8 +16,8 @@ use std::{
 use teeline_core::{Offset, Partition as Number};
 
 use super::{
-    Partition, active::write_zeros, appender::open_page, durability::answered_unknown, is_current,
-    syncer,
+    Partition, active::write_zeros, appender::open_page, compact, durability::answered_unknown,
+    is_current, syncer,
 };
 use crate::{
     AppendError, Damage, Finding, ages,
@@ -115,6 +115,8 @@ impl Partition {
             repaired.mended = inspect::notes(self, false)?;
             return Ok(repaired);
         }
+        // First: who compacts wants the others in turn. What he puts in place is a copy of what he has read before.
+        let _lock = self.take_lock_file(compact::LOCK_FILE, self.env.options.patience)?;
         // What this process knows of the partition is of before.
         let mut slot = self.appender();
         *slot = None;
