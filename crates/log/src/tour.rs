@@ -72,6 +72,23 @@ pub(crate) fn missing_in_front(
     Ok(missing)
 }
 
+/// In front of the first batch of a segment, where nothing is known of the one before it.
+pub(crate) fn front_of(reader: &mut SegmentReader) -> Result<Cursor> {
+    let base = reader.base();
+    let mut front = Cursor {
+        offset: base,
+        segment: base,
+        ..Cursor::START
+    };
+    if base > Offset(0)
+        && let Ok((header, _)) = reader.batch(0)?
+    {
+        // The batch before it may be no longer kept.
+        front.previous = header.previous;
+    }
+    Ok(front)
+}
+
 impl<'a> Tour<'a> {
     /// From the first batch of a segment.
     pub(crate) fn from(
@@ -80,17 +97,7 @@ impl<'a> Tour<'a> {
         first: Offset,
         known: Known,
     ) -> Result<Self> {
-        let mut start = Cursor {
-            offset: first,
-            segment: first,
-            ..Cursor::START
-        };
-        if first > Offset(0)
-            && let Ok((header, _)) = SegmentReader::open(storage, dir, first)?.batch(0)?
-        {
-            // The batch before it is no longer kept.
-            start.previous = header.previous;
-        }
+        let start = front_of(&mut SegmentReader::open(storage, dir, first)?)?;
         Ok(Self {
             walk: Walk::from(storage, dir, start)?,
             known,

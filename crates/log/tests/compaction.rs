@@ -20,9 +20,10 @@ use teeline_log::{
     Answer, AppendError, Compaction, DiskStorage, Log, LogOptions, NewRecord, Passed, RepairError,
     Retention, Standstill, Succession, Topic, TopicConfig, Writer,
     fake::{FakeDisk, Fault, Operation},
-    format::watermark::Word,
+    format::{batch::Header, watermark::Word},
     partition_for_key,
     storage::{Access, Storage},
+    verify,
 };
 use world::{EPOCH, Process, ROOT, created, options, source, topic_name};
 
@@ -172,7 +173,7 @@ fn gd_06_what_compaction_dropped_is_still_a_duplicate() {
         let last = log.last(&source(1), &topic, P0).unwrap().unwrap();
         assert_eq!((last.sequence, last.kept), (Sequence(1), false));
     }
-    let report = teeline_log::verify(&late, None, |finding| panic!("{finding}")).unwrap();
+    let report = verify(&late, None, |finding| panic!("{finding}")).unwrap();
     assert_eq!(report.damages, 0);
 }
 
@@ -224,7 +225,7 @@ fn the_latest_record_of_each_key_stays_at_its_offset() {
 
     let again = place.compact(&Passed::default());
     assert_eq!(again.segments, 0, "nothing is left to do: {again:?}");
-    let report = teeline_log::verify(&place.log, None, |finding| panic!("{finding}")).unwrap();
+    let report = verify(&place.log, None, |finding| panic!("{finding}")).unwrap();
     assert_eq!(report.damages, 0);
     // And it goes on growing.
     place.put("k1", Some(b"new"));
@@ -492,6 +493,43 @@ fn nobody_repairs_what_somebody_else_compacts() {
             Err(RepairError::Append(AppendError::Busy { .. }))
         );
         assert!(busy, "{at}: {repaired:?}");
+    }
+}
+
+/// Whole batches of another history, as a device may give back, are damage like any other: where they are rewritten, nobody can
+/// tell any more.
+#[test]
+fn what_does_not_follow_is_left_to_repair() {
+    let written = |value: u8| {
+        let mut place = Place::new();
+        for number in 100..200 {
+            place.put(&format!("k{number}"), Some(&[value; 100]));
+        }
+        place
+    };
+    let (place, other) = (written(7), written(8));
+    let files = place.disk.files(ROOT.as_ref()).into_iter();
+    let is_log = |path: &PathBuf| path.extension().is_some_and(|it| it == "log");
+    let second = files.filter(is_log).nth(1).unwrap();
+    let (ours, theirs) = (place.disk.bytes(&second), other.disk.bytes(&second));
+    let third = (0..3).fold(0, |pos, _| {
+        pos + Header::decode(&ours[pos..]).unwrap().length as usize
+    });
+    // From the start of the segment, and from its fourth batch on.
+    for from in [0, third] {
+        let disk = place.disk.fork();
+        disk.set_bytes(&second, &[&ours[..from], &theirs[from..]].concat());
+        let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
+        let damages = || verify(&log, None, |_| ()).unwrap().damages;
+        let before = damages();
+        assert!(before > 0, "{from}");
+        let topic = log.topic(&topic_name()).unwrap();
+        let done = topic.compact(P0, &Compaction::default(), &Passed::default(), 0, false);
+        let Err(AppendError::Damaged(damage)) = done else {
+            panic!("{from}: {done:?}")
+        };
+        assert_eq!((&damage.path, damage.bytes.start), (&second, from as u64));
+        assert_eq!(damages(), before, "{from}");
     }
 }
 

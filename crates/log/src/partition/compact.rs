@@ -12,14 +12,17 @@ use super::{Partition, appender::Appender};
 use crate::{
     AppendError, Damage,
     format::{
+        Flaw,
         batch::{self, Builder, Place},
         index::{self, Entry},
         record::{Control, Encoded, VerifiedRecords},
+        snapshot::Cursor,
         state::State,
     },
     partition_for_key, recovery,
     segment::{self, SegmentReader},
     storage::{StorageError, remove_if_there},
+    tour,
 };
 
 /// Keys that one pass remembers, at 24 bytes each: with more, there are several passes.
@@ -138,9 +141,10 @@ impl Partition {
                 upto += 1;
             }
             // Oldest first: a tombstone goes only when nothing older of its key is left to come back.
+            let mut front = None;
             for segment in segments.iter_mut().take(upto) {
-                let rewritten = self.rewrite(segment, &latest, rule, &mut done);
-                self.unless_dropped(segment.base, rewritten)?;
+                let rewritten = self.rewrite(segment, front, &latest, rule, &mut done);
+                front = self.unless_dropped(segment.base, rewritten)?;
             }
             from = (upto < segments.len()).then_some(upto);
         }
@@ -204,6 +208,7 @@ impl Partition {
         each_batch(
             &mut reader,
             segment.base..segment.end,
+            None,
             |_, header, bytes| {
                 for (record, _) in VerifiedRecords::new(bytes) {
                     if let Some(key) = record.key.filter(|_| record.control.is_none()) {
@@ -213,23 +218,27 @@ impl Partition {
                 }
                 Ok(())
             },
-        )
+        )?;
+        Ok(())
     }
 
-    /// Rewrites one segment, unless everything in it stays.
+    /// Rewrites one segment, unless everything in it stays. `front` is where the one before ends, if that was looked at; where
+    /// this one does is returned.
     fn rewrite(
         &self,
         segment: &mut Segment,
+        front: Option<Cursor>,
         latest: &Latest,
         rule: &CompactRule<'_>,
         done: &mut Compacted,
-    ) -> Result<(), AppendError> {
+    ) -> Result<Cursor, AppendError> {
         let mut copy = Copy::new(segment.base);
         let (mut superseded, mut tombstones, mut records_before) = (0, 0, 0);
         let mut reader = SegmentReader::open(self.storage(), self.dir(), segment.base)?;
-        each_batch(
+        let end = each_batch(
             &mut reader,
             segment.base..segment.end,
+            front,
             |_, header, bytes| {
                 copy.begin(header);
                 for (record, encoded) in VerifiedRecords::new(bytes) {
@@ -252,11 +261,11 @@ impl Partition {
             },
         )?;
         if superseded + tombstones == 0 && !segment.dirty {
-            return Ok(());
+            return Ok(end);
         }
         copy.flush();
         if !rule.dry_run && !self.replace(segment.base, &copy)? {
-            return Ok(());
+            return Ok(end);
         }
         let bytes = copy.bytes.len() as u64;
         if segment.rewritten {
@@ -274,7 +283,7 @@ impl Partition {
             segment.rewritten = true;
             segment.bytes = bytes;
         }
-        Ok(())
+        Ok(end)
     }
 
     /// Puts a segment's copy in its place, and says whether there still was one.
@@ -342,31 +351,47 @@ impl Appender {
     }
 }
 
-/// Hands every batch of a sealed segment, from its base to its end, to `f`, with its place and header.
+/// Hands every batch of a sealed segment, from its base to its end, to `f`, with its place and header. Each has to follow the one
+/// before; `front` is the end of the segment before, if it is known. Returns the end of this one.
 pub(super) fn each_batch(
     reader: &mut SegmentReader,
     segment: Range<Offset>,
-    mut f: impl FnMut(u64, &batch::Header, &[u8]) -> Result<(), AppendError>,
-) -> Result<(), AppendError> {
-    let (mut pos, mut next) = (0, segment.start);
-    while next < segment.end {
-        match reader.batch(pos)? {
-            Ok((header, bytes)) => {
-                f(pos, &header, bytes)?;
-                pos += u64::from(header.length);
-                next = header.end();
-            }
-            Err(flaw) => {
-                return Err(AppendError::Damaged(Box::new(Damage {
-                    path: reader.path().to_owned(),
-                    bytes: pos..reader.length()?.max(pos),
-                    offsets: next..segment.end,
-                    flaw,
-                })));
-            }
-        }
+    front: Option<Cursor>,
+    mut f: impl FnMut(u32, &batch::Header, &[u8]) -> Result<(), AppendError>,
+) -> Result<Cursor, AppendError> {
+    let mut at = match front {
+        Some(front) => Cursor {
+            segment: segment.start,
+            file_pos: 0,
+            ..front
+        },
+        None => tour::front_of(reader)?,
+    };
+    while at.offset < segment.end {
+        let flaw = match reader.batch(at.file_pos.into())? {
+            Ok((header, bytes)) => match segment::follows(&at, &header, bytes) {
+                Ok(()) if header.end() <= segment.end => {
+                    f(at.file_pos, &header, bytes)?;
+                    at = segment::behind(&at, &header);
+                    continue;
+                }
+                Ok(()) => Flaw::Field {
+                    field: "span",
+                    value: header.span.into(),
+                },
+                Err(flaw) => flaw,
+            },
+            Err(flaw) => flaw,
+        };
+        let pos = u64::from(at.file_pos);
+        return Err(AppendError::Damaged(Box::new(Damage {
+            path: reader.path().to_owned(),
+            bytes: pos..reader.length()?.max(pos),
+            offsets: at.offset..segment.end,
+            flaw,
+        })));
     }
-    Ok(())
+    Ok(at)
 }
 
 /// Whether a segment has batches that are as they were appended. Those that repair has put in place of damage say nothing

@@ -152,26 +152,30 @@ impl Partition {
         let mut reader = SegmentReader::open(self.storage(), self.dir(), segment.start)?;
         let mut pass = Some(Pass::first(sorted_max));
         while let Some(mut taking) = pass {
-            each_batch(&mut reader, segment.clone(), |pos, header, bytes| {
-                let file_pos = u32::try_from(pos).expect("segments are shorter than 4 GiB");
-                (made.last_pos, made.last_checksum) = (file_pos, header.checksum);
-                let before = header.base.0 - segment.start.0;
-                for (record, _) in VerifiedRecords::new(bytes) {
-                    let offset_delta = u32::try_from(before + u64::from(record.offset_delta));
-                    let hash = match record.control {
-                        Some(_) => Some(CONTROL_HASH),
-                        None => record.key.map(hash),
-                    };
-                    if let (Some(hash), Ok(offset_delta)) = (hash, offset_delta) {
-                        taking.push(Entry {
-                            hash,
-                            offset_delta,
-                            file_pos,
-                        });
+            each_batch(
+                &mut reader,
+                segment.clone(),
+                None,
+                |file_pos, header, bytes| {
+                    (made.last_pos, made.last_checksum) = (file_pos, header.checksum);
+                    let before = header.base.0 - segment.start.0;
+                    for (record, _) in VerifiedRecords::new(bytes) {
+                        let offset_delta = u32::try_from(before + u64::from(record.offset_delta));
+                        let hash = match record.control {
+                            Some(_) => Some(CONTROL_HASH),
+                            None => record.key.map(hash),
+                        };
+                        if let (Some(hash), Ok(offset_delta)) = (hash, offset_delta) {
+                            taking.push(Entry {
+                                hash,
+                                offset_delta,
+                                file_pos,
+                            });
+                        }
                     }
-                }
-                Ok(())
-            })?;
+                    Ok(())
+                },
+            )?;
             let (entries, next) = taking.end();
             blocks.push(&entries)?;
             pass = next;
