@@ -7,7 +7,7 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
@@ -178,6 +178,8 @@ struct Shared {
     page: MemberPage,
     bell: Bell,
     watch: Mutex<Watch>,
+    /// What the last look in the background failed at, if no poll comes to it.
+    failure: Mutex<Option<MemberError>>,
     /// Whether its partitions may have changed since the last poll.
     is_to_look: AtomicBool,
     polled_ns: AtomicU64,
@@ -292,6 +294,7 @@ impl Member {
             page,
             bell,
             watch: Mutex::default(),
+            failure: Mutex::default(),
             is_to_look: AtomicBool::new(true),
             polled_ns: AtomicU64::new(now_ns),
             is_to_stop: AtomicBool::new(false),
@@ -335,7 +338,8 @@ impl Member {
     /// here at least every [`MemberOptions::poll_within`].
     ///
     /// # Errors
-    /// [`MemberError::Fenced`] at the second poll after it was taken out; the first one tells what was lost.
+    /// [`MemberError::Fenced`] at the second poll after it was taken out; the first one tells what was lost. And whatever the last
+    /// look in the background failed at.
     pub fn poll(&mut self) -> Result<Changes, MemberError> {
         let shared = &*self.shared;
         let now_ns = shared.options.clock.monotonic_ns();
@@ -344,13 +348,15 @@ impl Member {
         if !shared.is_to_look.swap(false, Ordering::Acquire) {
             return Ok(Changes::default());
         }
-        match self.look() {
-            Ok(changes) => Ok(changes),
-            Err(error) => {
-                self.shared.is_to_look.store(true, Ordering::Relaxed);
-                Err(error)
-            }
+        let told = self.look().and_then(|changes| {
+            // What has changed is told first.
+            let failure = self.shared.failure().take_if(|_| changes.is_empty());
+            failure.map_or(Ok(changes), Err)
+        });
+        if told.is_err() || self.shared.failure().is_some() {
+            self.shared.is_to_look.store(true, Ordering::Relaxed);
         }
+        told
     }
 
     fn look(&mut self) -> Result<Changes, MemberError> {
@@ -468,11 +474,14 @@ impl Member {
     }
 
     /// Beats in one thread and looks at the others in another, until it is dropped: a database that somebody holds up must
-    /// not silence a process that runs. What fails is told by the next poll, which looks for itself.
+    /// not silence a process that runs. What fails is told by the next poll, which looks for itself at the groups database.
     fn go_into_background(&mut self) -> Result<(), MemberError> {
         let beat = |shared: &Shared| shared.beat();
         let look = |shared: &Shared| {
-            if shared.look_at_others().is_err() {
+            let failure = shared.look_at_others().err();
+            let has_failed = failure.is_some();
+            *shared.failure() = failure.filter(|it| !matches!(it, MemberError::Database(_)));
+            if has_failed {
                 // SYNC member-look: pairs with the acquire swap in `Member::poll`.
                 shared.is_to_look.store(true, Ordering::Release);
             }
@@ -549,6 +558,11 @@ impl Shared {
     fn row(&self) -> Result<Option<GroupRow>, DatabaseError> {
         let database = self.groups.lock();
         database.read("read the group in", |tx| tables::group(tx, &self.group))
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<MemberError>> {
+        let failure = self.failure.lock();
+        failure.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn fenced(&self) -> MemberError {

@@ -545,3 +545,36 @@ fn who_died_is_taken_out_though_a_topic_cannot_be_opened() {
     world.quiet(&mut members);
     assert_eq!(sizes(&members), [3]);
 }
+
+/// A poll that looks for itself does not come to it.
+#[test]
+fn what_a_look_in_the_background_failed_at_the_next_poll_tells() {
+    let world = World::new(&[("fills", 2)]);
+    let options = MemberOptions {
+        in_background: true,
+        ..world.options()
+    };
+    let mut member = world.join_with(&["fills"], options).unwrap();
+    assert_eq!(member.poll().unwrap().assigned.len(), 2);
+    let file = world.root.join("fills/topic.toml");
+    let sound = fs::read(&file).unwrap();
+    fs::write(&file, b"nonsense").unwrap();
+    let mut error = None;
+    for _ in 0..100 {
+        member.wait(HEARTBEAT);
+        error = member.poll().err();
+        if error.is_some() {
+            break;
+        }
+    }
+    assert!(matches!(error, Some(MemberError::Topic(_))), "{error:?}");
+    fs::write(&file, sound).unwrap();
+    for _ in 0..100 {
+        member.wait(HEARTBEAT);
+        error = member.poll().err();
+        if error.is_none() {
+            break;
+        }
+    }
+    assert!(error.is_none(), "{error:?}");
+}
