@@ -220,7 +220,12 @@ fn keep_time(more: &Receiver<Watched>) {
             None => more.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match received {
-            Ok(one) => watched.push(one),
+            Ok(one) => {
+                // Whoever opens a partition anew asks for it again.
+                if !watched.iter().any(|it| it.partition.ptr_eq(&one.partition)) {
+                    watched.push(one);
+                }
+            }
             Err(RecvTimeoutError::Timeout) => {
                 watched.retain(|watched| match watched.partition.upgrade() {
                     Some(partition) => {
@@ -233,5 +238,48 @@ fn keep_time(more: &Receiver<Watched>) {
             }
             Err(RecvTimeoutError::Disconnected) => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use teeline_core::{Epoch, Partition, Sequence};
+
+    use crate::{Durability, Log, LogOptions, NewRecord, Succession, TopicConfig};
+
+    #[test]
+    fn a_partition_is_watched_once_however_often_it_is_reopened() {
+        const REOPENED: usize = 20;
+        let dir = tempfile::tempdir().unwrap();
+        let options = LogOptions {
+            any_filesystem: true,
+            ..LogOptions::default()
+        };
+        let log = Log::create(dir.path().join("log"), &options).unwrap();
+        let config = TopicConfig {
+            durability: Durability::SyncEvery(Duration::from_millis(4)),
+            ..TopicConfig::default()
+        };
+        let topic = log.create_topic(&"fills".parse().unwrap(), &config);
+        let (topic, p0) = (topic.unwrap(), Partition(0));
+        let source = "gw1.fills".parse().unwrap();
+        let writer = log.writer(&source, Epoch(1), Succession::AfterDrain);
+        let mut writer = writer.unwrap();
+        for number in 1..=REOPENED {
+            topic.reopen(p0).unwrap();
+            let record = NewRecord::data(Sequence(number as u64), 1, None, b"x");
+            writer.append(&topic, p0, &[record]).unwrap();
+        }
+        let partition = topic.to_append(p0).unwrap();
+        // Who watches a partition does not own it. What was sent to him comes to him in time.
+        for _ in 0..1000 {
+            if Arc::weak_count(&partition) < REOPENED / 2 {
+                return;
+            }
+            teeline_os::sleep(Duration::from_millis(10));
+        }
+        panic!("{} times", Arc::weak_count(&partition));
     }
 }
