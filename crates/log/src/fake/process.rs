@@ -122,8 +122,8 @@ impl Storage for FakeStorage {
         let (dir, name) = split(path);
         let temporary = dir.join(format!(".{name}.new-{}", self.world().operations));
         let file = self.create(&temporary, 0)?;
-        file.write_at(0, bytes)?;
-        let synced = file.sync().map_err(StorageError::of_sync_aside);
+        let written = file.write_at(0, bytes);
+        let synced = written.and_then(|()| file.sync().map_err(StorageError::of_sync_aside));
         let done = synced.and_then(|()| {
             self.shared.announce(&Step::new(Operation::Rename, path));
             let mut world = self.world();
@@ -494,5 +494,37 @@ impl LockFile for FakeLock {
 impl Drop for FakeLock {
     fn drop(&mut self) {
         self.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io, path::Path};
+
+    use crate::{
+        fake::{FakeDisk, Fault, Operation},
+        storage::Storage,
+    };
+
+    /// As on a disk. What a dead process leaves is another matter.
+    #[test]
+    fn a_replacement_that_fails_leaves_what_was_there_and_nothing_beside_it() {
+        for operation in [Operation::Write, Operation::Sync, Operation::Rename] {
+            let disk = FakeDisk::new(1);
+            let storage = disk.process();
+            storage.create_dir("/log".as_ref()).unwrap();
+            let path = Path::new("/log/state");
+            storage.replace(path, b"old").unwrap();
+            disk.fail(Fault {
+                operation,
+                path_contains: "state".to_owned(),
+                nth: 1,
+                kind: io::ErrorKind::StorageFull,
+            });
+            storage.replace(path, b"new").unwrap_err();
+            assert_eq!(disk.take_failed(), 1, "{operation:?}");
+            assert_eq!(disk.files("/log".as_ref()), [path], "{operation:?}");
+            assert_eq!(disk.bytes(path), b"old");
+        }
     }
 }
