@@ -161,7 +161,7 @@ impl Appender {
             // compaction has been since.
             self.refresh_snapshots(Offset(u64::MAX))?;
         }
-        Ok(())
+        self.tell_recovered()
     }
 
     /// After a failed sync the page cache and the names in the directory are not to be believed: removes the segments
@@ -254,7 +254,7 @@ impl Appender {
 
     /// Removes a torn tail, makes what is kept durable, leaves a `Lost` record where offsets below `answered_end` are
     /// gone, and begins a new term. What is kept is written once more where a sync of it may have failed.
-    pub(super) fn recover(
+    fn recover(
         &mut self,
         found: &Found,
         answered_end: Offset,
@@ -311,6 +311,11 @@ impl Appender {
             })?,
             done => done?,
         }
+        Ok(())
+    }
+
+    /// Lets the others go on from where recovery has come to: whoever fails or dies before leaves it all to the next.
+    fn tell_recovered(&mut self) -> Result<(), AppendError> {
         for (word, value) in [
             (Word::Term, self.state.term),
             (Word::LogStart, self.state.log_start.0),
@@ -395,6 +400,7 @@ fn vouches(durable: Offset, end: Offset, recovery: Offset) -> bool {
 #[cfg(test)]
 mod tests {
     use std::{
+        collections::BTreeSet,
         fmt, io,
         sync::{Arc, Mutex, mpsc},
         thread,
@@ -805,6 +811,52 @@ mod tests {
         reader.seek(Offset(1));
         assert!(reader.wait(Duration::ZERO).unwrap());
         assert_eq!(reader.poll(10, |_| ()).unwrap(), 2);
+    }
+
+    /// The names of those that were put in place before the sync failed may not be durable: whoever cannot take new ones has not
+    /// opened the partition anew, and the next one tries again.
+    #[test]
+    fn a_reopening_is_over_only_when_both_snapshots_are_taken_anew() {
+        for nth in 1.. {
+            let disk = FakeDisk::new(1);
+            let (_log, topic) = left_to_os(&disk);
+            topic.sync(P0).unwrap();
+            append(&topic, 4).unwrap();
+            let fault = |operation, path: &str, nth| Fault {
+                operation,
+                path_contains: path.to_owned(),
+                nth,
+                kind: io::ErrorKind::StorageFull,
+            };
+            disk.fail(fault(Operation::Sync, ".log", 1));
+            topic.sync(P0).unwrap_err();
+            let taken = Arc::new(Mutex::new(BTreeSet::new()));
+            let paths = Arc::clone(&taken);
+            disk.before_each(Some(Box::new(move |step| {
+                let path = step.path.to_string_lossy();
+                if step.operation == Operation::Rename && path.contains("snapshot") {
+                    paths.lock().unwrap().insert(path.into_owned());
+                }
+            })));
+            disk.take_failed();
+            disk.fail(fault(Operation::Create, "snapshot", nth));
+            // Nor can it be written over what is there.
+            disk.fail(fault(Operation::Write, "/producers.snapshot", 1));
+            let reopened = topic.reopen(P0);
+            let has_failed = disk.take_failed() > 0;
+            if reopened.is_err() {
+                taken.lock().unwrap().clear();
+                topic.reopen(P0).unwrap();
+            }
+            disk.before_each(None);
+            assert!(!topic.is_stopped(P0).unwrap());
+            let taken = taken.lock().unwrap().len();
+            assert_eq!(taken, 2, "{nth}: {reopened:?}");
+            if !has_failed {
+                assert!(nth > 3, "{nth}");
+                return;
+            }
+        }
     }
 
     /// The segment goes, and its index with it: the next one begins elsewhere, and nobody would ever remove it.
