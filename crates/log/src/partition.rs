@@ -153,18 +153,21 @@ pub(crate) fn create(
 
 /// Whether anything was ever written to a partition; what is not there, or was not finished, holds nothing.
 pub(crate) fn holds_anything(storage: &dyn Storage, dir: &Path) -> Result<bool, StorageError> {
-    let bases = match segment::list(storage, dir) {
-        Err(error) if error.is_not_found() => return Ok(false),
-        bases => bases?,
-    };
-    for base in bases {
-        let mut reader = SegmentReader::open(storage, dir, base)?;
-        let length = reader.length()?;
-        if base > Offset(0) || reader.written(0, length)?.is_some() {
-            return Ok(true);
+    let look = || -> Result<bool, StorageError> {
+        for base in segment::list(storage, dir)? {
+            let mut reader = SegmentReader::open(storage, dir, base)?;
+            let length = reader.length()?;
+            if base > Offset(0) || reader.written(0, length)?.is_some() {
+                return Ok(true);
+            }
         }
+        Ok(false)
+    };
+    match look() {
+        // Who fails to add it removes it, and may do so just now.
+        Err(error) if error.is_not_found() => Ok(false),
+        held => held,
     }
-    Ok(false)
 }
 
 /// Whether a page's words count: they are of this boot, and numbers that there can be.

@@ -585,6 +585,8 @@ impl Topic {
         target.look_at_changes(
             || {
                 let newest = self.read_newest().map_err(unreadable)?;
+                self.refuse_older(newest.config.partitions)
+                    .map_err(unreadable)?;
                 let looked = Looked {
                     changes: newest.description.changes(),
                     growths: newest.growths(),

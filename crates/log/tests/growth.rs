@@ -495,3 +495,34 @@ fn a_growth_over_partitions_that_hold_records_is_refused() {
     let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
     assert_eq!(everything(&log), stored);
 }
+
+/// Nor is anything routed by it: the records of a key would come to another partition.
+#[test]
+fn nobody_appends_by_a_topic_file_that_is_an_older_copy() {
+    for reboots in [false, true] {
+        let disk = FakeDisk::new(1);
+        let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
+        log.create_topic(&topic_name(), &config(1)).unwrap();
+        let mut process = Process::on(&disk, 0);
+        let file = std::path::Path::new(ROOT).join("fills/topic.toml");
+        let before = disk.bytes(&file);
+        process.topic.grow(3, false).unwrap();
+        for sequence in 1..=30 {
+            process.send(sequence);
+        }
+        drop((process, log));
+        let after = disk.bytes(&file);
+        if reboots {
+            disk.cut_power();
+        }
+        disk.set_bytes(&file, &before);
+        let mut late = Process::on(&disk, 0);
+        let record = NewRecord::data(Sequence(31), 1, Some(b"k"), b"x");
+        let refused = late.writer.append(&late.topic, Partition(0), &[record]);
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("which it does not count"), "{error}");
+        disk.set_bytes(&file, &after);
+        late.topic.refresh().unwrap();
+        late.send(31);
+    }
+}

@@ -5,7 +5,7 @@
 //! before is below, whatever its writer routed and has not stored yet is above, or belongs where it belonged. Writers in
 //! other processes find the change in the page of the partition before their next record is stored.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use teeline_core::{Epoch, Name, Sequence};
 
@@ -78,7 +78,7 @@ impl Topic {
             topic: self.shared.name.clone(),
             what,
         })?;
-        self.refuse_others(before..partitions)?;
+        self.refuse_older(before)?;
         if !dry_run {
             self.make_partitions(before, &config)?;
         }
@@ -87,18 +87,22 @@ impl Topic {
         Ok(growth)
     }
 
-    /// Refuses to grow over partitions that hold something, which those of a growth that failed never do.
-    fn refuse_others(&self, numbers: Range<u32>) -> Result<(), GrowError> {
-        for number in numbers {
+    /// Refuses to go by a topic's file that counts so many partitions if another one holds something, which those of a growth
+    /// that failed never do. Nobody else changes the file meanwhile.
+    pub(super) fn refuse_older(&self, counted: u32) -> Result<(), TopicError> {
+        let storage = &*self.shared.env.storage;
+        let names = storage.list(&self.shared.dir)?;
+        let numbers = names.iter().filter_map(|name| name.parse::<u32>().ok());
+        for number in numbers.filter(|number| *number >= counted) {
             let path = self.shared.dir.join(number.to_string());
-            if partition::holds_anything(&*self.shared.env.storage, &path)? {
+            if partition::holds_anything(storage, &path)? {
                 let what = format!(
                     "records are stored in {}, which it does not count: it is an older copy; restore a newer one, or move that \
                      directory away",
                     path.display()
                 );
                 let path = self.shared.dir.join(CONFIG_FILE);
-                return Err(TopicError::Malformed { path, what }.into());
+                return Err(TopicError::Malformed { path, what });
             }
         }
         Ok(())
