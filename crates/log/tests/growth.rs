@@ -465,21 +465,27 @@ fn a_topic_grows_under_writers_that_are_at_work() {
     assert!(!topic.partitions().any(lost));
 }
 
-/// A `topic.toml` of before a growth, restored from a backup, knows nothing of what was stored since.
-#[test]
-fn a_growth_over_partitions_that_hold_records_is_refused() {
-    let disk = FakeDisk::new(1);
+/// A log with a topic of one partition that was grown to three, and records of since; the topic's file, and what it held before
+/// and holds after.
+fn grown(disk: &FakeDisk) -> (Log, std::path::PathBuf, [Vec<u8>; 2]) {
     let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
     log.create_topic(&topic_name(), &config(1)).unwrap();
-    let mut process = Process::on(&disk, 0);
+    let mut process = Process::on(disk, 0);
     let file = std::path::Path::new(ROOT).join("fills/topic.toml");
     let before = disk.bytes(&file);
     process.topic.grow(3, false).unwrap();
     for sequence in 1..=30 {
         process.send(sequence);
     }
-    drop(process);
     let after = disk.bytes(&file);
+    (log, file, [before, after])
+}
+
+/// A `topic.toml` of before a growth, restored from a backup, knows nothing of what was stored since.
+#[test]
+fn a_growth_over_partitions_that_hold_records_is_refused() {
+    let disk = FakeDisk::new(1);
+    let (log, file, [before, after]) = grown(&disk);
     let stored = everything(&log);
     disk.set_bytes(&file, &before);
     for dry_run in [true, false] {
@@ -501,17 +507,8 @@ fn a_growth_over_partitions_that_hold_records_is_refused() {
 fn nobody_appends_by_a_topic_file_that_is_an_older_copy() {
     for reboots in [false, true] {
         let disk = FakeDisk::new(1);
-        let log = Log::create_on(disk.process(), ROOT, &options()).unwrap();
-        log.create_topic(&topic_name(), &config(1)).unwrap();
-        let mut process = Process::on(&disk, 0);
-        let file = std::path::Path::new(ROOT).join("fills/topic.toml");
-        let before = disk.bytes(&file);
-        process.topic.grow(3, false).unwrap();
-        for sequence in 1..=30 {
-            process.send(sequence);
-        }
-        drop((process, log));
-        let after = disk.bytes(&file);
+        let (log, file, [before, after]) = grown(&disk);
+        drop(log);
         if reboots {
             disk.cut_power();
         }
