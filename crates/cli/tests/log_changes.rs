@@ -114,10 +114,11 @@ fn lines_of_a_source_are_stored_once_however_often_they_are_appended() {
         [Some(265), Some(265), Some(0)],
         "what came again was accounted for: {told}"
     );
-    // Numbers were left out, and nobody knows whether they come.
-    let ahead = [&by[..], &["--from", "300"]].concat();
-    assert_eq!(place.append(&ahead, &lines(300..301))["stored"], 1);
-    assert_eq!(sources().remove(0)["through"], 265);
+    let over = place.append(&[&by[..], &["--from", "261"]].concat(), &lines(260..270));
+    assert_eq!(
+        (&over["stored"], &over["duplicate"]),
+        (&5.into(), &5.into())
+    );
 
     // Without identity: nobody's, and so from any number of processes at once.
     let mut waits = teeline(["log", "append"])
@@ -188,7 +189,7 @@ fn numbers_are_from_one_to_the_last_there_is() {
     }
     let from = ((1_u64 << 62) - 1).to_string();
     for _ in 0..2 {
-        let over = append(&["--from", &from, "--batch", "1"]).refused();
+        let over = append(&["--from", &from, "--batch", "1", "--gap"]).refused();
         assert!(
             over.contains(&format!("line 3 would get the number {behind}")),
             "{over}"
@@ -199,6 +200,7 @@ fn numbers_are_from_one_to_the_last_there_is() {
     let read = place.verb(&["read", "fills"]).run().fine().objects();
     let numbers: Vec<_> = read
         .iter()
+        .filter(|line| line["control"].is_null())
         .map(|line| line["sequence"].to_string())
         .collect();
     assert_eq!(numbers, [from, last]);
@@ -882,12 +884,100 @@ fn progress_goes_on_behind_an_append_that_failed() {
     (131..=1_000).for_each(&mut store);
     store(1_002);
     drop(writer);
-    append("").fine();
-    assert_eq!(progress(), [1_000, 1_000, 0], "1001 is missing");
+    let refused = append("").refused();
+    assert!(
+        refused.contains("number 1001 is not in the log, and would not be stored behind larger ones: append its line first (--from 1001)")
+            && !refused.contains("--gap"),
+        "{refused}"
+    );
+    assert_eq!(progress(), [1_000, 1_000, 0]);
+    let gap = ["append", "fills", "--source", "gw1.fills", "--gap"];
+    assert_eq!(place.verb(&gap).run().refused(), refused, "1002 is there");
     let late = ["--source", "gw1.fills", "--from", "1001", "-p", "2"];
     assert_eq!(place.append(&late, "value\n")["stored"], 1);
     append(&lines(0..1)).fine();
     assert_eq!(progress(), [1_003, 1_003, 0]);
+}
+
+/// Under a number behind which others are stored nothing would be stored any more, though it never came.
+#[test]
+fn no_number_is_left_out_unless_it_is_said_to_be_a_gap() {
+    let place = Place::new(&["--partitions", "2"]);
+    let by = ["--source", "gw1.fills", "--key-separator", "="];
+    let ahead = |more: &[&str]| {
+        let file = place.base.path().join("lines");
+        fs::write(&file, lines(300..310)).unwrap();
+        let args = ["append", "fills", file.to_str().unwrap(), "--from", "300"];
+        place.verb(&[&args[..], &by, more].concat()).run()
+    };
+    let read = || place.verb(&["read", "fills"]).run().fine().objects();
+    for (stored, said) in [(0, "numbers 1 to 299 are"), (20, "numbers 21 to 299 are")] {
+        if stored > 0 {
+            place.append(&[&by[..], &["--from", "1"]].concat(), &lines(0..stored));
+        }
+        let refused = ahead(&[]).refused();
+        assert!(
+            refused.contains(said) && refused.contains("or say with --gap"),
+            "{refused}"
+        );
+        assert_eq!(read().len(), stored as usize);
+    }
+
+    // One that was killed had come to the first partition only.
+    let log = Log::open(place.root(), &here()).unwrap();
+    let source = "gw1.fills".parse().unwrap();
+    let writer = log.writer(&source, Epoch(1), Succession::AfterDrain);
+    let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    let last = topic.last(source.id(), Partition(0)).unwrap();
+    let gap = NewRecord::gap(
+        Sequence(last.unwrap().sequence.0.max(20) + 1),
+        Sequence(299),
+    );
+    writer
+        .unwrap()
+        .append_placed(&topic, Partition(0), &[gap])
+        .unwrap();
+    for stored in [10, 0] {
+        let done = ahead(&["--gap"]).fine().objects().remove(0);
+        assert_eq!(done["stored"], stored);
+    }
+    let gaps: Vec<_> = read()
+        .iter()
+        .filter(|record| record["control"] == "gap")
+        .map(|record| ["partition", "first", "last"].map(|field| record[field].as_u64()))
+        .collect();
+    assert_eq!(
+        gaps,
+        [0, 1].map(|partition| [Some(partition), Some(21), Some(299)])
+    );
+    let told = place.verb(&["sources"]).run().fine().objects().remove(0);
+    assert_eq!(
+        ["through", "routed", "lost"].map(|figure| told[figure].as_u64()),
+        [Some(309), Some(30), Some(279)]
+    );
+}
+
+/// What retention took is not missing.
+#[test]
+fn a_source_whose_first_records_are_gone_goes_on_behind_its_last() {
+    let place = Place::new(&["--segment-bytes", "4096", "--durability", "leave-to-os"]);
+    let log = Log::open(place.root(), &here()).unwrap();
+    let source = "gw1.fills".parse().unwrap();
+    let topic = log.topic(&"fills".parse().unwrap()).unwrap();
+    // It notes no progress.
+    let writer = log.writer(&source, Epoch(1), Succession::AfterDrain);
+    let mut writer = writer.unwrap();
+    for number in 1..=200 {
+        let record = NewRecord::data(Sequence(number), 0, None, &[7; 100]);
+        writer.append(&topic, Partition(0), &[record]).unwrap();
+    }
+    drop(writer);
+    log.close().unwrap();
+    let dropped = place.verb(&["retain", "fills", "--keep-bytes", "8K"]);
+    dropped.run().fine();
+    assert!(topic.start(Partition(0)).unwrap().0 > 0);
+    let more = place.append(&["--source", "gw1.fills"], "one\ntwo\n");
+    assert_eq!(more["stored"], 2);
 }
 
 /// Lines that were routed by the old number of partitions, and wait for their batch, are routed anew in the order of their

@@ -5,6 +5,7 @@ use std::{
     fmt::Display,
     fs::File,
     io::{self, BufRead, BufReader, Read},
+    ops::RangeInclusive,
     path::PathBuf,
 };
 
@@ -45,6 +46,10 @@ pub(crate) struct AppendArgs {
     /// With --source: the number of the first line. Numbers begin at 1.
     #[arg(long, requires = "source", value_parser = clap::value_parser!(u64).range(1..=NUMBER_MAX))]
     from: Option<u64>,
+    /// With --source: the numbers that are missing in front of the first line never come. Each partition gets a gap record
+    /// that says so. Without it, lines behind missing ones are refused.
+    #[arg(long, requires = "source")]
+    gap: bool,
     /// With --source: in which life of the source; otherwise the one on record, or the first.
     #[arg(long, requires = "source", value_parser = clap::value_parser!(u64).range(1..=NUMBER_MAX))]
     epoch: Option<u64>,
@@ -125,15 +130,9 @@ impl AppendedLine {
 
     /// Records how far the source has come, with the lines from `first` on that are in the log: as far as no number is
     /// missing.
-    fn note_progress(&self, log: &Log, writer: &mut Writer, first: u64) -> Result<(), Failure> {
+    fn note_progress(&self, writer: &mut Writer, first: u64) -> Result<(), Failure> {
         let before = writer.progress();
         let mut now = before;
-        let uncounted = first.saturating_sub(now.through.0 + 1);
-        if uncounted > 0 {
-            let stored = stored_behind(log, writer, now.through, uncounted)?;
-            now.through.0 += stored;
-            now.routed += stored;
-        }
         let (lines, ahead) = self.flushed;
         let end = first + lines;
         if (first..end).contains(&(now.through.0 + 1)) {
@@ -216,10 +215,13 @@ impl AppendArgs {
             ended: ended.map(EndedLine::of),
             ..AppendedLine::default()
         };
+        if let Some(writer) = &mut writer {
+            self.close_up(&log, &topic, writer, first)?;
+        }
         let appended = self.append(&mut topic, writer.as_mut(), first, &mut done);
         // Also where it did not end well: what was stored by then is.
         let noted = match &mut writer {
-            Some(writer) => done.note_progress(&log, writer, first),
+            Some(writer) => done.note_progress(writer, first),
             None => Ok(()),
         };
         appended.map_err(|failure| done.tell(failure))?;
@@ -234,6 +236,41 @@ impl AppendArgs {
             ))?;
         }
         Ok(Answer::Fine)
+    }
+
+    /// Accounts for what is stored in front of number `first`, where an append was killed. What is missing there is made a
+    /// gap, or refused: behind larger numbers it would be taken for something that came again.
+    fn close_up(
+        &self,
+        log: &Log,
+        topic: &Topic,
+        writer: &mut Writer,
+        first: u64,
+    ) -> Result<(), Failure> {
+        let mut now = writer.progress();
+        if first <= now.through.0 + 1 {
+            return Ok(());
+        }
+        let row = stored_behind(log, writer, now.through, first)?;
+        now.through.0 += row.count;
+        now.routed += row.count;
+        let missing = match row.hole {
+            // Of numbers that are stored among others that are not, a gap would say that they never come.
+            Some(hole) if self.gap && *hole.end() == first - 1 => {
+                append_gap(topic, writer, &hole)?;
+                now.through.0 = first - 1;
+                now.lost += first - hole.start();
+                None
+            }
+            hole => hole,
+        };
+        if now != writer.progress() {
+            writer.store_progress(&now).map_err(Failure::new)?;
+        }
+        match missing {
+            Some(hole) => Err(missing_in_front(writer, &hole, first)),
+            None => Ok(()),
+        }
     }
 
     /// Appends the lines, the first of them under the number `first`.
@@ -385,14 +422,9 @@ impl AppendArgs {
                 }
                 answer => answer.map_err(Failure::new)?,
             };
-            let answers = || lines.iter().zip(&answer.answers);
-            if let Some(why) = answers().find_map(|(line, one)| refusal(line.sequence, one)) {
-                return Err(Failure::new(format_args!(
-                    "{}/{partition}: {why}; nothing of its batch was stored",
-                    self.topic
-                )));
-            }
-            for (line, one) in answers() {
+            let numbers = lines.iter().map(|line| line.sequence);
+            refuse(&self.topic, partition, numbers, &answer.answers)?;
+            for (line, one) in lines.iter().zip(&answer.answers) {
                 let is_ahead = u64::from(through < Some(line.sequence));
                 match one {
                     AppendAnswer::Stored { .. } => {
@@ -410,6 +442,65 @@ impl AppendArgs {
         }
         done.flushed = (done.lines, done.ahead);
         Ok(())
+    }
+}
+
+/// Says in every partition that these numbers of the source never come. Also where one was killed at that.
+fn append_gap(
+    topic: &Topic,
+    writer: &mut Writer,
+    numbers: &RangeInclusive<u64>,
+) -> Result<(), Failure> {
+    let last = Sequence(*numbers.end());
+    for partition in topic.partitions() {
+        let known = topic.last(writer.source().id(), partition);
+        let known = known
+            .map_err(Failure::new)?
+            .filter(|known| known.epoch == writer.epoch())
+            .map_or(0, |known| known.sequence.0);
+        // What is stored there is not missing.
+        let first = Sequence((known + 1).max(*numbers.start()));
+        if first <= last {
+            let gap = NewRecord::gap(first, last);
+            let answer = writer.append_placed(topic, partition, &[gap]);
+            let answer = answer.map_err(Failure::new)?;
+            refuse(topic.name(), partition, [last].into_iter(), &answer.answers)?;
+        }
+    }
+    Ok(())
+}
+
+/// That lines are missing in front of the first one.
+fn missing_in_front(writer: &Writer, numbers: &RangeInclusive<u64>, first: u64) -> Failure {
+    let (from, to) = (*numbers.start(), *numbers.end());
+    let (numbers, lines) = match to == from {
+        true => (format!("number {from} is"), "its line"),
+        false => (format!("numbers {from} to {to} are"), "their lines"),
+    };
+    let gap = match to + 1 == first {
+        true => ", or say with --gap that nothing comes under them",
+        false => "",
+    };
+    Failure::new(format_args!(
+        "of source {}, {numbers} not in the log, and would not be stored behind larger ones: append {lines} first \
+         (--from {from}){gap}",
+        writer.source()
+    ))
+}
+
+/// Says what was refused, and what to do, if anything was.
+fn refuse(
+    topic: &Name,
+    partition: Partition,
+    numbers: impl Iterator<Item = Sequence>,
+    answers: &[AppendAnswer],
+) -> Result<(), Failure> {
+    let mut answered = numbers.zip(answers);
+    match answered.find_map(|(number, answer)| refusal(number, answer)) {
+        Some(why) => Err(Failure::new(format_args!(
+            "{topic}/{partition}: {why}; nothing of its batch was stored"
+        ))),
+        None => Ok(()),
     }
 }
 

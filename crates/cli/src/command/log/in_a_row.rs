@@ -4,7 +4,7 @@
 //! A source is spread over partitions, so these are read side by side, each from where its numbers begin to matter and no
 //! further than the first that is in none of them.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::RangeInclusive};
 
 use teeline_core::{Epoch, Offset, Sequence, SourceId};
 use teeline_log::{Log, Overtaken, ReadError, Reader, Record, Writer};
@@ -15,20 +15,31 @@ use crate::output::Failure;
 /// Records that are read at a time.
 const STRETCH: usize = 256;
 
-/// How many messages behind `through`, one number after the other, the log holds of the writer's epoch; at most `limit`.
+/// What a log holds of a source's epoch behind a number.
+pub(super) struct Row {
+    /// How many messages, one number after the other.
+    pub(super) count: u64,
+    /// What is missing then, up to the next number that is stored or to the limit. `None` where nothing is, or where it may
+    /// have been stored and taken by retention or compaction.
+    pub(super) hole: Option<RangeInclusive<u64>>,
+}
+
+/// What the log holds of the writer's epoch behind `through`, and in front of number `end`.
 pub(super) fn stored_behind(
     log: &Log,
     writer: &Writer,
     through: Sequence,
-    limit: u64,
-) -> Result<u64, Failure> {
+    end: u64,
+) -> Result<Row, Failure> {
     let (source, epoch) = (writer.source().id(), writer.epoch());
     let point = log.resume(writer.source()).map_err(Failure::new)?;
     let mut lanes = Vec::new();
+    let mut is_whole = true;
     for last in point.partitions {
         if last.epoch == epoch && last.sequence > through {
             let topic = change::topic(log, &last.topic)?;
             let start = topic.start(last.partition).map_err(Failure::new)?;
+            is_whole &= start == Offset(0) && topic.config().compaction.is_none();
             let reader = topic.reader(last.partition, start).map_err(Failure::new)?;
             let mut lane = Lane::new(reader, source, epoch);
             lane.seek(start..last.offset, through)
@@ -37,7 +48,6 @@ pub(super) fn stored_behind(
         }
     }
     let mut next = through.0 + 1;
-    let end = next.saturating_add(limit);
     loop {
         let before = next;
         for lane in &mut lanes {
@@ -46,7 +56,12 @@ pub(super) fn stored_behind(
             }
         }
         if next == before {
-            return Ok(next - through.0 - 1);
+            let fronts = lanes.iter().filter_map(|lane| lane.ahead.front().copied());
+            let hole = next..=fronts.fold(end, u64::min) - 1;
+            return Ok(Row {
+                count: next - through.0 - 1,
+                hole: Some(hole).filter(|hole| is_whole && !hole.is_empty()),
+            });
         }
     }
 }
