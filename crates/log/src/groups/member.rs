@@ -163,6 +163,8 @@ pub enum MemberError {
 pub struct Member {
     shared: Arc<Shared>,
     held: BTreeMap<(Name, Partition), u64>,
+    /// The bell at the last poll.
+    heard: u32,
     background: Vec<JoinHandle<()>>,
 }
 
@@ -301,6 +303,7 @@ impl Member {
             options,
         });
         let mut member = Self {
+            heard: shared.bell.heard(),
             shared,
             held: BTreeMap::new(),
             background: Vec::new(),
@@ -344,8 +347,10 @@ impl Member {
         let shared = &*self.shared;
         let now_ns = shared.options.clock.monotonic_ns();
         shared.polled_ns.store(now_ns, Ordering::Relaxed);
+        let before = std::mem::replace(&mut self.heard, shared.bell.heard());
         // SYNC member-look: pairs with the release stores of whoever looks at the others: what made it say so is seen.
-        if !shared.is_to_look.swap(false, Ordering::Acquire) {
+        let is_to_look = shared.is_to_look.swap(false, Ordering::Acquire);
+        if !is_to_look && before == self.heard {
             return Ok(Changes::default());
         }
         let told = self.look().and_then(|changes| {
@@ -474,13 +479,13 @@ impl Member {
     }
 
     /// Beats in one thread and looks at the others in another, until it is dropped: a database that somebody holds up must
-    /// not silence a process that runs. What fails is told by the next poll, which looks for itself at the groups database.
+    /// not silence a process that runs. What fails is told by the next poll.
     fn go_into_background(&mut self) -> Result<(), MemberError> {
         let beat = |shared: &Shared| shared.beat();
         let look = |shared: &Shared| {
             let failure = shared.look_at_others().err();
             let has_failed = failure.is_some();
-            *shared.failure() = failure.filter(|it| !matches!(it, MemberError::Database(_)));
+            *shared.failure() = failure;
             if has_failed {
                 // SYNC member-look: pairs with the acquire swap in `Member::poll`.
                 shared.is_to_look.store(true, Ordering::Release);
@@ -507,14 +512,11 @@ impl Member {
         Ok(())
     }
 
-    /// Waits for a change of the group, at most for `timeout`; then [`poll`](Self::poll) says whether it is one of its own.
+    /// Waits for a change of the group since the last poll, at most for `timeout`; then [`poll`](Self::poll) says whether it
+    /// is one of its own.
     pub fn wait(&self, timeout: Duration) {
-        let heard = self.shared.bell.heard();
         if !self.shared.is_to_look.load(Ordering::Relaxed) {
-            self.shared.bell.wait(heard, timeout);
-            if self.shared.bell.heard() != heard {
-                self.shared.is_to_look.store(true, Ordering::Relaxed);
-            }
+            self.shared.bell.wait(self.heard, timeout);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, time::Duration};
 
 use teeline_core::{Offset, Partition};
-use teeline_log::groups::{CommitError, MemberError, MemberOptions, Strategy};
+use teeline_log::groups::{Changes, CommitError, MemberError, MemberOptions, Strategy};
 
 use super::world::{FROZEN_AFTER, HEARTBEAT, World, create, held, name, settle, sizes};
 
@@ -577,4 +577,49 @@ fn what_a_look_in_the_background_failed_at_the_next_poll_tells() {
         }
     }
     assert!(error.is_none(), "{error:?}");
+}
+
+/// What rang between a poll and the wait behind it was not heard by the poll.
+#[test]
+fn who_waits_does_not_sleep_through_what_came_since_the_last_poll() {
+    let world = World::new(&[("fills", 2)]);
+    let mut one = world.join(&["fills"]);
+    assert_eq!(one.poll().unwrap().assigned.len(), 2);
+    one.poll().unwrap();
+    let _two = world.join(&["fills"]);
+    // It would sleep for an hour.
+    one.wait(Duration::from_secs(3600));
+    assert_eq!(one.poll().unwrap().revoked.len(), 1);
+}
+
+/// Somebody who stands in the groups database lets nobody take over from the dead; who merely reads in it would not notice.
+#[test]
+fn a_takeover_that_the_database_does_not_let_happen_is_told() {
+    let world = World::new(&[("fills", 2)]);
+    let options = || MemberOptions {
+        in_background: true,
+        ..world.options()
+    };
+    let mut stays = world.join_with(&["fills"], options()).unwrap();
+    stays.poll().unwrap();
+    let dies = world.join_with(&["fills"], options()).unwrap();
+    settle(&mut stays);
+    let groups = rusqlite::Connection::open(world.root.join("groups/groups.db")).unwrap();
+    groups.execute_batch("BEGIN IMMEDIATE").unwrap();
+    drop(dies);
+    let mut poll_until = |done: &dyn Fn(&Result<Changes, MemberError>) -> bool| {
+        for _ in 0..300 {
+            let polled = stays.poll();
+            if done(&polled) {
+                return polled;
+            }
+            stays.wait(HEARTBEAT);
+        }
+        panic!("it never came");
+    };
+    let told = poll_until(&Result::is_err).unwrap_err().to_string();
+    assert!(told.contains("another process has held it"), "{told}");
+    groups.execute_batch("ROLLBACK").unwrap();
+    let taken = poll_until(&|polled| polled.as_ref().is_ok_and(|it| !it.is_empty()));
+    assert_eq!(taken.unwrap().assigned.len(), 1);
 }
