@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::time::Clock;
+
 /// A source in binary headers: XXH3-64 (seed 0) of its name. See [`SourceName::id`](crate::SourceName::id).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceId(pub u64);
@@ -10,6 +12,14 @@ pub struct SourceId(pub u64);
 /// largest on record. Only grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// Of a source that begins now, and of which nothing is on record.
+    #[must_use]
+    pub fn now(clock: &dyn Clock) -> Self {
+        Self(clock.wall_ns() / 1_000)
+    }
+}
 
 /// Number of a message within (source, epoch): 1, 2, 3 … without holes, except over an explicit gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -155,7 +155,7 @@ impl StateDir {
     /// When the record cannot be read or written; no epoch was begun then.
     pub fn next_epoch(&self, source: &SourceName, clock: &dyn Clock) -> Result<Epoch, StateError> {
         let mut record = self.lock_record(source)?;
-        let now = Epoch(clock.wall_ns() / 1_000);
+        let now = Epoch::now(clock);
         let next = match record.largest()? {
             None => now,
             Some(Epoch(largest)) => match largest.checked_add(1) {

@@ -295,7 +295,7 @@ impl<'a> Decisions<'a> {
             .into_iter()
             .chain(stored.map(|stored| stored.epoch))
             .max()
-            .unwrap_or(Epoch(clock.wall_ns() / 1_000));
+            .unwrap_or_else(|| Epoch::now(clock));
         let writer = log.writer(&source, epoch, Succession::Abandon)?;
         let stored = log.resume(&source)?.partitions;
         let last = stored

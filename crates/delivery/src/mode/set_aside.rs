@@ -85,7 +85,7 @@ impl Recovery {
         let letters = Letters::open(log, topic, group)?;
         // Before the database: an owner that works on decides first, and then stores.
         let last = letters.last()?;
-        let now = Epoch(retry.clock.wall_ns() / 1_000);
+        let now = Epoch::now(&*retry.clock);
         let (epoch, decided) = store.change(|tx| {
             Ok::<_, Abort<DeliveryError<E>, _>>(table::numbers(tx, group, topic.name(), now)?)
         })?;

@@ -21,6 +21,8 @@ use teeline_log::{
     },
 };
 
+use teeline_os::SystemClock;
+
 use super::{
     change::{open, topic},
     in_a_row::stored_behind,
@@ -50,7 +52,8 @@ pub(crate) struct AppendArgs {
     /// that says so. Without it, lines behind missing ones are refused.
     #[arg(long, requires = "source")]
     gap: bool,
-    /// With --source: in which life of the source; otherwise the one on record, or the first.
+    /// With --source: in which life of the source; otherwise the one on record, or a new one, named by the time in
+    /// microseconds.
     #[arg(long, requires = "source", value_parser = clap::value_parser!(u64).range(1..=NUMBER_MAX))]
     epoch: Option<u64>,
     /// With a later --epoch: give up the one before, if its end was not witnessed. What was published in it and is not
@@ -343,8 +346,10 @@ impl AppendArgs {
         let recorded = point.progress.map(|progress| progress.epoch.0);
         let stored = point.partitions.iter().map(|last| last.epoch.0).max();
         // Of a source that stored nothing, repair records epoch 0, in which nobody lives.
-        let latest = recorded.max(stored).unwrap_or(1).max(1);
-        let epoch = Epoch(self.epoch.unwrap_or(latest));
+        let latest = recorded.max(stored).filter(|latest| *latest > 0);
+        // A source that was forgotten may still be known to consumers: it goes on behind what they know.
+        let epoch = self.epoch.or(latest).map(Epoch);
+        let epoch = epoch.unwrap_or_else(|| Epoch::now(&SystemClock));
         let succession = match self.abandon {
             true => Succession::Abandon,
             false => Succession::AfterDrain,

@@ -18,7 +18,8 @@ pub(crate) struct SourcesArgs {
     /// Forget this source, whose work here is over: its numbers in every partition, and its files. Its records stay.
     ///
     /// Nothing of it is recognised afterwards: a message that comes again is stored once more. So forget a source only when
-    /// nobody will send anything of it again, and every consumer has read it to its end.
+    /// nobody will send anything of it again, and every consumer has read it to its end. If it is to come back under this name,
+    /// then in a larger epoch: consumers may still know the numbers of the old one.
     #[arg(long, value_name = "SOURCE")]
     forget: Option<SourceName>,
     /// Say what would be forgotten, and forget nothing.
