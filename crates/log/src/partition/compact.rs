@@ -445,9 +445,13 @@ impl Copy {
     /// A batch comes whose records may go into the one that is being built.
     fn begin(&mut self, header: &batch::Header) {
         let full = self.builder.length() + header.length as usize > REWRITTEN_BYTES;
-        let wide = u32::try_from(header.end().0 - self.base.0).is_err();
-        if full || wide {
+        let is_covered = |base: Offset| u32::try_from(header.end().0 - base.0).is_ok();
+        if full || !is_covered(self.base) {
             self.flush();
+        }
+        if !is_covered(self.base) {
+            // More is lost in front of it than a batch can cover. It says so itself.
+            self.base = header.base;
         }
     }
 
@@ -500,11 +504,48 @@ mod tests {
 
     use teeline_core::{Offset, Partition, Sequence};
 
-    use super::CompactRule;
+    use super::{CompactRule, Copy};
     use crate::{
         NewRecord,
         fake::{Operation, written_topic},
+        format::{
+            batch::{self, Builder, Place},
+            record::{Control, Fields, VerifiedRecords},
+        },
+        segment,
     };
+
+    /// A log of somebody else may say that any number of offsets are lost.
+    #[test]
+    fn a_batch_behind_more_lost_offsets_than_one_can_cover_stays_as_it_is() {
+        let (first, base) = (Offset(7), Offset(7 + (1 << 33)));
+        let mut builder = Builder::default();
+        builder.clear();
+        builder.push(Fields {
+            control: Some(Control::Lost {
+                first,
+                last: Offset(base.0 - 1),
+            }),
+            ..Fields::default()
+        });
+        let place = Place {
+            base,
+            term: 1,
+            durable: first,
+            previous: 0,
+        };
+        let (bytes, header) = builder.finish(place);
+        let mut copy = Copy::new(first);
+        copy.begin(&header);
+        for (record, encoded) in VerifiedRecords::new(bytes) {
+            copy.push(&record, encoded, base);
+        }
+        copy.end(&header);
+        copy.flush();
+        let copied = batch::verify(&copy.bytes).unwrap();
+        assert_eq!((copied.base, copied.end()), (base, header.end()));
+        assert_eq!(segment::lost_from(&copied, &copy.bytes), Some(first));
+    }
 
     /// With more keys than a pass remembers, later passes write only what they drop something from.
     #[test]
