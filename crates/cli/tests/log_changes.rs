@@ -909,6 +909,38 @@ fn progress_goes_on_behind_an_append_that_failed() {
     assert_eq!(progress(), [1_003, 1_003, 0]);
 }
 
+/// What the one before stores while the next one waits for its turn is what that goes on behind.
+#[test]
+fn who_waits_for_another_writer_of_the_source_goes_on_behind_it() {
+    let place = Place::new(&[]);
+    let append = |stdin: Stdio| {
+        let append = teeline(["log", "append", "--json", "--source", "gw1.fills"]);
+        let mut append = append.arg(place.root()).arg("fills").command();
+        append.stdin(stdin).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let log = Log::open(place.root(), &here()).unwrap();
+    let source = "gw1.fills".parse().unwrap();
+    let mut first = append(Stdio::piped());
+    wait_for("the first one lives", || {
+        log.resume(&source).unwrap().writer_alive
+    });
+    fs::write(place.base.path().join("lines"), "alpha\nbeta\n").unwrap();
+    let lines_file = fs::File::open(place.base.path().join("lines")).unwrap();
+    let second = append(lines_file.into());
+    // It comes to where it waits.
+    teeline_os::sleep(std::time::Duration::from_millis(500));
+    let mut pipe = first.stdin.take().unwrap();
+    pipe.write_all(lines(0..5).as_bytes()).unwrap();
+    drop(pipe);
+    assert!(first.wait().unwrap().success());
+    let told = second.wait_with_output().unwrap();
+    assert!(told.status.success(), "{told:?}");
+    let told: Value = serde_json::from_slice(&told.stdout).unwrap();
+    assert_eq!(told["stored"], 2, "{told}");
+    let read = place.verb(&["read", "fills"]).run().fine().objects();
+    assert_eq!(read.len(), 7);
+}
+
 /// Under a number behind which others are stored nothing would be stored any more, though it never came.
 #[test]
 fn no_number_is_left_out_unless_it_is_said_to_be_a_gap() {

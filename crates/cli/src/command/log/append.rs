@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::Display,
+    fmt::{self, Display},
     fs::File,
     io::{self, BufRead, BufReader, Read},
     ops::RangeInclusive,
@@ -43,6 +43,9 @@ pub(crate) struct AppendArgs {
     file: Option<PathBuf>,
     /// Append as this source: its numbers go on behind its last record, so that each line is stored once if the same
     /// lines are given again with --from. Without it, records have no identity and no repeat is noticed.
+    ///
+    /// A line whose number is not above the source's last one in its partition is a repeat, whatever it says: only with
+    /// the last one it is compared.
     #[arg(long)]
     source: Option<SourceName>,
     /// With --source: the number of the first line. Numbers begin at 1.
@@ -72,7 +75,8 @@ pub(crate) struct AppendArgs {
     /// The application's message type.
     #[arg(long = "type", default_value_t = 0)]
     kind: u16,
-    /// Lines per batch; fewer where they would not fit into one.
+    /// Lines per batch, which is stored when it is full, or when there are no more; fewer where they would not fit into one.
+    /// For lines that come now and then, 1.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     batch: u32,
 }
@@ -111,6 +115,16 @@ struct AppendedLine {
     /// So many lines are in the log, with all in front of them, and what of them is ahead.
     #[serde(skip)]
     flushed: (u64, Ahead),
+}
+
+impl Display for AppendedLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} lines: {} stored", self.lines, self.stored)?;
+        match self.duplicate {
+            0 => Ok(()),
+            repeats => write!(f, ", {repeats} repeated by their numbers"),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -233,10 +247,7 @@ impl AppendArgs {
         if out.is_json() {
             out.object(&done)?;
         } else {
-            out.line(format_args!(
-                "{} lines: {} stored, {} were there already",
-                done.lines, done.stored, done.duplicate
-            ))?;
+            out.line(&done)?;
         }
         Ok(Answer::Fine)
     }
@@ -342,27 +353,37 @@ impl AppendArgs {
 
     /// The writer of a source, and the number of the next record.
     fn writer(&self, log: &Log, source: &SourceName) -> Result<(Writer, u64), Failure> {
-        let point = log.resume(source).map_err(Failure::new)?;
-        let recorded = point.progress.map(|progress| progress.epoch.0);
-        let stored = point.partitions.iter().map(|last| last.epoch.0).max();
-        // Of a source that stored nothing, repair records epoch 0, in which nobody lives.
-        let latest = recorded.max(stored).filter(|latest| *latest > 0);
-        // A source that was forgotten may still be known to consumers: it goes on behind what they know.
-        let epoch = self.epoch.or(latest).map(Epoch);
-        let epoch = epoch.unwrap_or_else(|| Epoch::now(&SystemClock));
         let succession = match self.abandon {
             true => Succession::Abandon,
             false => Succession::AfterDrain,
         };
-        let writer = log
-            .writer(source, epoch, succession)
-            .map_err(|error| match error {
-                WriterError::NotEnded { .. } => {
-                    Failure::new(format_args!("{error}: --epoch {epoch} --abandon"))
-                }
-                error => Failure::new(error),
-            })?;
-        let of_epoch = point.partitions.iter().filter(|last| last.epoch == epoch);
+        let mut latest = latest_epoch(log, source)?;
+        let writer = loop {
+            // A source that was forgotten may still be known to consumers: it goes on behind what they know.
+            let epoch = self.epoch.map(Epoch).or(latest);
+            let epoch = epoch.unwrap_or_else(|| Epoch::now(&SystemClock));
+            let error = match log.writer(source, epoch, succession) {
+                Ok(writer) => break writer,
+                Err(error) => error,
+            };
+            let found = latest_epoch(log, source)?;
+            if self.epoch.is_some() || found == latest {
+                return Err(match error {
+                    WriterError::NotEnded { .. } => {
+                        Failure::new(format_args!("{error}: --epoch {epoch} --abandon"))
+                    }
+                    WriterError::Fenced { .. } => {
+                        Failure::new(format_args!("{error}: leave --epoch out to go on in that"))
+                    }
+                    error => Failure::new(error),
+                });
+            }
+            // Somebody else has begun one meanwhile.
+            latest = found;
+        };
+        // Not before: the writer waited for the one of before to end, and that one stored some.
+        let stored = log.resume(source).map_err(Failure::new)?.partitions;
+        let of_epoch = stored.iter().filter(|last| last.epoch == writer.epoch());
         let last = of_epoch.map(|last| last.sequence.0).max().unwrap_or(0);
         Ok((writer, self.from.unwrap_or(last.min(NUMBER_MAX) + 1)))
     }
@@ -448,6 +469,15 @@ impl AppendArgs {
         done.flushed = (done.lines, done.ahead);
         Ok(())
     }
+}
+
+/// The epoch in which the source is.
+fn latest_epoch(log: &Log, source: &SourceName) -> Result<Option<Epoch>, Failure> {
+    let point = log.resume(source).map_err(Failure::new)?;
+    let recorded = point.progress.map(|progress| progress.epoch);
+    let stored = point.partitions.iter().map(|last| last.epoch).max();
+    // Of a source that stored nothing, repair records epoch 0, in which nobody lives.
+    Ok(recorded.max(stored).filter(|latest| latest.0 > 0))
 }
 
 /// Says in every partition that these numbers of the source never come. Also where one was killed at that.
