@@ -412,11 +412,16 @@ fn dump_shows_batches_and_what_is_none() {
     let mut bytes = sound;
     let at = |batch: usize| usize::try_from(batches[batch]["file_pos"].as_u64().unwrap()).unwrap();
     bytes[at(1)..at(2)].fill(0);
-    fs::write(segment(&place), bytes).unwrap();
+    fs::write(segment(&place), &bytes).unwrap();
     let damaged = place.verb(&["dump", "fills"]).run();
     assert_eq!(damaged.status, 1);
     assert_eq!(damaged.objects()[1]["flaw"], "nothing but zeros");
     assert_eq!(damaged.objects()[1]["length"], at(2) - at(1));
+    bytes[at(2)..].fill(0);
+    bytes[at(2) + 100] = 1;
+    fs::write(segment(&place), bytes).unwrap();
+    let damaged = place.verb(&["dump", "fills"]).run();
+    assert_eq!(damaged.objects()[1]["flaw"], "zeros, and then something");
     let place = Place::new(&["--segment-bytes", "4096"]);
     place.append(&["--batch", "5"], &lines(0..200));
     let whole = place.verb(&["dump", "fills"]).run().fine().objects();
@@ -434,6 +439,30 @@ fn dump_shows_batches_and_what_is_none() {
     // Any other directory is none.
     let other = place.verb(&["dump", "sources"]).run().refused();
     assert!(other.contains("so that it is no topic"), "{other}");
+}
+
+/// What repair has nothing to make anew from is no less wrong for that.
+#[test]
+fn what_cannot_be_repaired_is_told_by_repair() {
+    let place = Place::new(&[]);
+    place.append(&["--source", "gw1.fills"], &lines(0..5));
+    let database = place.root().join("groups/groups.db");
+    fs::create_dir(place.root().join("groups")).unwrap();
+    fs::write(&database, "nonsense").unwrap();
+    let repair = |said: &str, times: usize| {
+        let ran = place.verb(&["repair"]).run();
+        assert_eq!(ran.status, 2, "{ran:?}");
+        assert_eq!(ran.stderr.matches(said).count(), times, "{ran:?}");
+        let all = |line: &Value| line["sound"] == true;
+        assert!(ran.objects().iter().all(all), "{ran:?}");
+        ran.objects().len()
+    };
+    assert_eq!(repair("groups.db is not a groups database", 1), 2);
+    fs::remove_file(&database).unwrap();
+    place.verb(&["repair"]).run().fine();
+    fs::remove_file(place.root().join("fills/topic.toml")).unwrap();
+    // Nor is it known what the source has stored.
+    assert_eq!(repair("topic.toml: the file is missing", 2), 0);
 }
 
 #[test]
@@ -1306,6 +1335,9 @@ fn damage_is_repaired_by_command_and_the_log_reads_on_in_any_language() {
         fs::read(&segment).unwrap() == bytes,
         "a look changes nothing"
     );
+    let read = place.verb(&["read", "fills"]).run().refused();
+    let remedy = format!("--partition 0 --from {end}, and `teeline log repair` says what is lost");
+    assert!(read.contains(&remedy), "{read}");
     let text = teeline(["log", "repair"]).arg(place.root()).arg("fills");
     let text = text.run().stdout;
     assert!(text.contains("these bytes would be kept in"), "{text}");

@@ -211,6 +211,23 @@ struct IdentityFile {
     id: String,
 }
 
+/// What a directory without an identity file is: no log, or one that has lost it.
+fn without_identity(storage: &dyn Storage, root: &Path) -> OpenError {
+    let names = storage.list(root).unwrap_or_default();
+    let is_topic = |name: &String| topic::exists(storage, &root.join(name)).unwrap_or(false);
+    let path = root.join(IDENTITY_FILE);
+    // It may have been made just now, and topics behind it.
+    match names.iter().any(is_topic) && storage.read(&path).is_err() {
+        true => OpenError::Malformed {
+            path,
+            what: "the file is missing, and topics are there: restore it".to_owned(),
+        },
+        false => OpenError::NotFound {
+            root: root.to_owned(),
+        },
+    }
+}
+
 /// Reads the file that makes a directory a log.
 pub(crate) fn read_identity(storage: &dyn Storage, root: &Path) -> Result<LogId, OpenError> {
     let path = root.join(IDENTITY_FILE);
@@ -220,9 +237,7 @@ pub(crate) fn read_identity(storage: &dyn Storage, root: &Path) -> Result<LogId,
     };
     let bytes = storage.read(&path).map_err(|error| {
         if error.is_not_found() {
-            OpenError::NotFound {
-                root: root.to_owned(),
-            }
+            without_identity(storage, root)
         } else {
             error.into()
         }
@@ -360,6 +375,9 @@ impl Log {
             }
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error.into()),
+        }
+        if let error @ OpenError::Malformed { .. } = without_identity(storage, root) {
+            return Err(error);
         }
         storage.create_dir(&root.join(SOURCES_DIR))?;
         remove_half_replaced(storage, root, Some(IDENTITY_FILE))?;

@@ -20,7 +20,6 @@ use crate::{
     partition::Partition,
     recovery, segment,
     storage::{Access, Storage, StorageError, or_nothing},
-    topic,
 };
 
 /// Something that verification found.
@@ -121,13 +120,11 @@ pub fn verify(
                     what: error.to_string(),
                 });
             }
-            Err(TopicError::NotFound(_)) => {
-                let looked = check.orphans(&log.root().join(name.as_str()));
-                check.unless_unread(looked);
-            }
+            // A directory of the log itself, or somebody else's.
+            Err(TopicError::NotFound(_)) => {}
             Err(TopicError::Storage(error)) => check.unless_unread(Err(error)),
             Err(TopicError::Malformed { path, what }) => {
-                let looked = check.whole(Severity::Damage, &path, &what);
+                let looked = check.whole(Severity::Damage, &path, &format!("{what}: restore it"));
                 check.unless_unread(looked);
             }
             Err(error) => check.found(Severity::Damage, log.root(), 0..0, &error.to_string()),
@@ -217,7 +214,10 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
     /// Something is wrong with a file of which only the whole can be checked.
     fn whole(&mut self, severity: Severity, path: &Path, text: &str) -> Result<(), StorageError> {
         let file = self.storage.open(path, Access::Read);
-        let length = or_nothing(file.and_then(|file| file.length()))?;
+        let length = match file.and_then(|file| file.length()) {
+            Err(error) if error.is_not_found() => 0,
+            length => or_nothing(length)?,
+        };
         self.found(severity, path, 0..length, text);
         Ok(())
     }
@@ -235,15 +235,6 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
             bytes.start, bytes.end
         );
         self.found(Severity::Note, path, bytes, &text);
-    }
-
-    /// Partitions of a topic whose file is gone: nobody finds them.
-    fn orphans(&mut self, dir: &Path) -> Result<(), StorageError> {
-        if topic::has_partitions(self.storage, dir)? {
-            let text = "the file is missing, and its partitions are there: restore it";
-            self.found(Severity::Damage, &dir.join(topic::CONFIG_FILE), 0..0, text);
-        }
-        Ok(())
     }
 
     fn partition(&mut self, partition: &Partition) -> Result<(), StorageError> {

@@ -76,13 +76,16 @@ fn read_description(
     name: &Name,
 ) -> Result<Description, TopicError> {
     let path = dir.join(CONFIG_FILE);
-    let bytes = storage.read(&path).map_err(|error| {
-        if error.is_not_found() || error.kind == io::ErrorKind::NotADirectory {
-            TopicError::NotFound(name.clone())
-        } else {
-            error.into()
+    let bytes = match storage.read(&path) {
+        Err(error) if error.is_not_found() || error.kind == io::ErrorKind::NotADirectory => {
+            let what = "the file is missing, and its partitions are there".to_owned();
+            return Err(match has_partitions(storage, dir)? {
+                true => TopicError::Malformed { path, what },
+                false => TopicError::NotFound(name.clone()),
+            });
         }
-    })?;
+        read => read?,
+    };
     Description::from_bytes(&bytes).map_err(|what| TopicError::Malformed { path, what })
 }
 

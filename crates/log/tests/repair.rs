@@ -413,12 +413,27 @@ fn what_is_missing_of_a_log_is_told_and_the_rest_is_looked_at() {
         error.contains("/log/bare has partitions and no topic.toml"),
         "{error}"
     );
+    let error = log.topic(&"bare".parse().unwrap()).unwrap_err();
+    assert!(
+        error.to_string().contains("its partitions are there"),
+        "{error}"
+    );
     // What a source stored is looked for everywhere, as long as nothing else says it.
     remove("/log/halved");
     let new = world::source(9);
     log.writer(&new, world::EPOCH, Succession::AfterDrain)
         .unwrap();
     assert_eq!(log.source_names().unwrap(), [new]);
+    drop(log);
+
+    remove("/log/teeline-log.toml");
+    for opened in [
+        Log::open_on(world.disk.process(), ROOT, &options()),
+        Log::create_on(world.disk.process(), ROOT, &options()),
+    ] {
+        let error = opened.unwrap_err().to_string();
+        assert!(error.contains("topics are there: restore it"), "{error}");
+    }
     world.process = world.disk.process();
 }
 

@@ -36,7 +36,7 @@ use crate::{
 /// The verbs of `teeline log`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LogVerb {
-    /// List the topics, how many records each has (of a compacted one, how many offsets they lie among), and what is kept.
+    /// List the topics, how many records each has (of one that was compacted or repaired, how many offsets they lie among), and what is kept.
     Topics {
         /// The log's directory.
         root: PathBuf,
@@ -397,6 +397,10 @@ fn tell_overtaken(
         }
         ReadError::StartMoved { to, .. } => Err(Failure::new(format_args!(
             "{topic}/{partition}: {error}; what is kept begins with --from {to}"
+        ))),
+        ReadError::Damaged(damage) => Err(Failure::new(format_args!(
+            "{damage}; what lies behind begins with --partition {partition} --from {}, and `teeline log repair` says what is lost",
+            damage.offsets.end
         ))),
         error => Err(Failure::new(error)),
     }

@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use serde::Serialize;
 use teeline_core::Name;
-use teeline_log::format::batch;
+use teeline_log::format::{Flaw, batch};
 
 use crate::output::{Answer, Failure, Output};
 
@@ -132,7 +132,8 @@ impl DumpArgs {
                         let flaw = match skipped.iter().all(|&byte| byte == 0) {
                             // Written ahead.
                             true if length == rest.len() => break,
-                            true => "nothing but zeros".to_owned(),
+                            true => Flaw::Blank.to_string(),
+                            false if flaw == Flaw::Blank => "zeros, and then something".to_owned(),
                             false => flaw.to_string(),
                         };
                         (answer, offset) = (Answer::No, None);

@@ -97,7 +97,11 @@ impl RepairArgs {
         }
         let sources = match (self.source, self.topic) {
             (Some(source), _) => vec![source],
-            (None, None) => log.source_names().map_err(Failure::new)?,
+            (None, None) => {
+                // Offsets are nowhere else: there is nothing to make them anew from.
+                each.done(log.group_offsets());
+                log.source_names().map_err(Failure::new)?
+            }
             (None, Some(_)) => Vec::new(),
         };
         for source in sources {
