@@ -203,7 +203,7 @@ impl CreateArgs {
 pub(crate) struct RetainArgs {
     /// The log's directory.
     root: PathBuf,
-    /// Only this topic; otherwise every topic that has a policy.
+    /// Only this topic; otherwise every topic, by its own policy.
     topic: Option<Name>,
     #[command(flatten)]
     retention: RetentionArgs,
