@@ -407,10 +407,11 @@ mod tests {
         time::Duration,
     };
 
-    use teeline_core::{Offset, Partition, Sequence};
+    use teeline_core::{Epoch, Offset, Partition, Sequence, SourceName};
 
     use crate::{
-        Answer, AppendError, Durability, Log, LogOptions, NewRecord, ReadError, Topic, TopicConfig,
+        Answer, AppendError, Durability, Log, LogOptions, NewRecord, ReadError, Succession, Topic,
+        TopicConfig,
         fake::{FakeDisk, Fault, Operation, Step, written_topic},
         format::{
             batch::{Builder, Place},
@@ -710,6 +711,56 @@ mod tests {
             assert_eq!(report.damages, 0, "seed {seed}");
             append(&topic, 31).unwrap();
             assert!(values(&topic).ends_with(&[31]), "seed {seed}");
+        }
+    }
+
+    /// HAZARDS LG-09: repair blanks a torn tail, and that cannot be synced. Nothing of what was written before is answered as
+    /// durable because a later sync succeeds.
+    #[test]
+    fn a_torn_tail_that_cannot_be_blanked_leaves_nothing_answered_that_is_not_durable() {
+        for seed in 0..20 {
+            let disk = FakeDisk::new(seed);
+            let log = Log::create_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+            let config = TopicConfig {
+                segment_bytes: 64 << 10,
+                ..TopicConfig::default()
+            };
+            let topic = log.create_topic(&"fills".parse().unwrap(), &config);
+            let topic = topic.unwrap();
+            let (source, epoch) = ("gw1.fills".parse::<SourceName>().unwrap(), Epoch(1));
+            let batch = [NewRecord::data(Sequence(1), 1, None, &[7; 2000])];
+            let partition = topic.to_append(P0).unwrap();
+            // Killed between the write and its sync, while another one is killed in the middle of a write.
+            let written = partition.with_appender(|appender| {
+                appender.prepare(source.id(), epoch, &batch);
+                appender.locked(|appender| appender.append(source.id(), epoch, &batch, true))
+            });
+            written.unwrap();
+            let (other, machine) = (opened(&disk), disk.clone());
+            other.recover(P0).unwrap();
+            disk.before_each(Some(Box::new(move |step| {
+                let is_log = step.path.extension().is_some_and(|it| it == "log");
+                if is_log && (1..512).contains(&step.bytes()) {
+                    machine.kill_at(1);
+                }
+            })));
+            append(&other, 2).unwrap_err();
+            disk.before_each(None);
+            disk.spare();
+            disk.kill_all();
+            disk.fail(Fault {
+                operation: Operation::Sync,
+                path_contains: ".log".to_owned(),
+                nth: 1,
+                kind: io::ErrorKind::Other,
+            });
+            opened(&disk).repair(P0, true).unwrap_err();
+            assert_eq!(disk.take_failed(), 1);
+            let (log, topic) = open(&disk);
+            let mut writer = log.writer(&source, epoch, Succession::AfterDrain).unwrap();
+            let answer = writer.append(&topic, P0, &batch).unwrap();
+            disk.cut_power();
+            assert_eq!(values(&opened(&disk)), [7], "seed {seed}: {answer:?}");
         }
     }
 

@@ -33,8 +33,8 @@ use crate::{
     producers::Producers,
     recovery, segment,
     storage::{
-        Access, LockError, LockFile, StorageError, StorageFile, read_around, read_slots,
-        remove_if_there,
+        Access, LockError, LockFile, SharedPage, StorageError, StorageFile, read_around,
+        read_slots, remove_if_there,
     },
     tour::{self, Known, Stop, Tour},
 };
@@ -126,15 +126,20 @@ impl Partition {
         }
         let mut survey = self.survey()?;
         survey.repaired.mended = inspect::notes(self, true)?;
+        let page = open_page(self.storage(), self.dir())?;
+        let syncing = page.load(Word::Syncing);
+        // Should this fail or die, it may have been in a sync of the last segment: a later one that succeeds says nothing.
+        page.store(Word::Syncing, 1)?;
         let left = if survey.repaired.is_sound() {
             survey.repaired.mended.clone()
         } else {
-            self.apply(&survey)?;
+            self.apply(&survey, &*page)?;
             inspect::notes(self, true)?
         };
         for finding in left {
             self.mend(&finding)?;
         }
+        page.store(Word::Syncing, syncing)?;
         drop(held);
         drop(slot);
         *self
@@ -301,10 +306,9 @@ impl Partition {
     }
 
     /// Puts right what was found, with both locks held.
-    fn apply(&self, survey: &Survey) -> Result<(), AppendError> {
+    fn apply(&self, survey: &Survey, page: &dyn SharedPage) -> Result<(), AppendError> {
         let (storage, dir) = (self.storage(), self.dir());
-        let page = open_page(storage, dir)?;
-        if is_current(&*page, storage) {
+        if is_current(page, storage) {
             // Whoever takes the lock next finds out everything anew, should this die.
             page.store(Word::Term, page.load(Word::Term) + 1)?;
         }
@@ -319,7 +323,7 @@ impl Partition {
             storage
                 .open(&segment::log_path(dir, *last), Access::Write)?
                 .sync()
-                .map_err(|error| syncer::stop(&*page, dir, error))?;
+                .map_err(|error| syncer::stop(page, dir, error))?;
         }
         let entries = survey.producers.entries();
         for path in recovery::snapshot_paths(dir) {
