@@ -99,25 +99,36 @@ pub(crate) fn read_snapshots(storage: &dyn Storage, dir: &Path) -> Result<[Snaps
     Ok([read(&a)?, read(&b)?])
 }
 
-/// Where a scan begins: the older of the usable snapshots, so that what lies between the two is verified once more. One
-/// whose segment is not there is ahead of the log, and not usable. Fails with the flaw of one of them if neither is.
-pub(crate) fn scan_start(
-    storage: &dyn Storage,
-    dir: &Path,
-) -> Result<Result<(Cursor, Producers), Flaw>> {
-    let segments = segment::list(storage, dir)?;
-    let usable = |snapshot: SnapshotFile| match snapshot? {
+/// Reads both snapshots. One whose segment is not there is ahead of the log, and not usable.
+pub(crate) fn usable_snapshots(storage: &dyn Storage, dir: &Path) -> Result<[SnapshotFile; 2]> {
+    // First: retention takes new ones before it removes a segment.
+    let mut segments = segment::list(storage, dir)?;
+    let snapshots = read_snapshots(storage, dir)?;
+    let mut taken_in = snapshots.iter().flatten().flatten();
+    if taken_in.any(|(cursor, _)| !segments.contains(&cursor.segment)) {
+        // It may have been made since.
+        segments.append(&mut segment::list(storage, dir)?);
+    }
+    Ok(snapshots.map(|snapshot| match snapshot? {
         Ok((cursor, _)) if !segments.contains(&cursor.segment) => Some(Err(Flaw::Field {
             field: "segment",
             value: cursor.segment.0,
         })),
         other => Some(other),
-    };
+    }))
+}
+
+/// Where a scan begins: the older of the usable snapshots, so that what lies between the two is verified once more. Fails
+/// with the flaw of one of them if neither is.
+pub(crate) fn scan_start(
+    storage: &dyn Storage,
+    dir: &Path,
+) -> Result<Result<(Cursor, Producers), Flaw>> {
     let missing = Flaw::Short {
         need: snapshot::HEADER_BYTES,
         have: 0,
     };
-    Ok(match read_snapshots(storage, dir)?.map(usable) {
+    Ok(match usable_snapshots(storage, dir)? {
         [Some(Ok(a)), Some(Ok(b))] => Ok(if a.0.offset <= b.0.offset { a } else { b }),
         [Some(Ok(one)), _] | [_, Some(Ok(one))] => Ok(one),
         [Some(Err(flaw)), _] | [_, Some(Err(flaw))] => Err(flaw),

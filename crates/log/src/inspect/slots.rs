@@ -89,7 +89,7 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
     }
 
     pub(super) fn snapshots(&mut self, dir: &Path) -> Result<(), StorageError> {
-        let snapshots = recovery::read_snapshots(self.storage, dir)?;
+        let snapshots = recovery::usable_snapshots(self.storage, dir)?;
         let readable = snapshots
             .iter()
             .any(|snapshot| matches!(snapshot, Some(Ok(_))));

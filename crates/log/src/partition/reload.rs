@@ -131,6 +131,7 @@ impl Appender {
             && self.page.load(Word::Term) == self.state.term
             && found.torn.is_none()
             && found.end.offset == page_end
+            && self.state.recovery.segment <= found.end.segment
             && page_durable <= page_end;
         if settled {
             return Ok(());
@@ -302,13 +303,19 @@ impl Appender {
             self.report.lost = Some((first, last));
         }
         match self.take_recovery_point(false) {
-            // Everything is durable. The recovery point stands where it was until there is space for a snapshot.
-            Err(AppendError::NoSpace(_)) => self.write_state(State {
-                clean: false,
-                ceiling: self.state.ceiling.max(self.end.offset),
-                durable: self.durable,
-                ..self.state
-            })?,
+            // Everything is durable. The recovery point stands where it was until there is space for a snapshot, unless its segment
+            // was empty and is gone.
+            Err(AppendError::NoSpace(_)) => {
+                let before = self.state.recovery;
+                let is_gone = before.segment > self.end.segment;
+                self.write_state(State {
+                    clean: false,
+                    ceiling: self.state.ceiling.max(self.end.offset),
+                    durable: self.durable,
+                    recovery: if is_gone { self.end } else { before },
+                    ..self.state
+                })?;
+            }
             done => done?,
         }
         Ok(())
@@ -402,6 +409,7 @@ mod tests {
     use std::{
         collections::BTreeSet,
         fmt, io,
+        path::{Path, PathBuf},
         sync::{Arc, Mutex, mpsc},
         thread,
         time::Duration,
@@ -416,6 +424,7 @@ mod tests {
         format::{
             batch::{Builder, Place},
             record::{Control, Fields},
+            snapshot,
             watermark::Word,
         },
         recovery, segment,
@@ -762,6 +771,94 @@ mod tests {
             disk.cut_power();
             assert_eq!(values(&opened(&disk)), [7], "seed {seed}: {answer:?}");
         }
+    }
+
+    fn numbered(log: &Log, topic: &Topic, number: u64) -> Result<Answer, AppendError> {
+        let (source, succession) = ("gw1.fills".parse().unwrap(), Succession::AfterDrain);
+        let mut writer = log.writer(&source, Epoch(1), succession).unwrap();
+        let record = NewRecord::data(Sequence(number), 1, None, &[7; 100]);
+        Ok(writer.append(topic, P0, &[record])?.answers[0])
+    }
+
+    /// A topic of three records whose last segment, to which nothing was written, is lost. The recovery point lies there, and one
+    /// snapshot, or both as after compaction.
+    fn without_empty_last_segment(both: bool) -> (FakeDisk, PathBuf) {
+        let (disk, topic, writer) = written_topic(4096);
+        drop(writer);
+        let log = open(&disk).0;
+        for number in 1..=3 {
+            numbered(&log, &topic, number).unwrap();
+        }
+        let partition = topic.to_append(P0).unwrap();
+        let sealed = partition.with_appender(|appender| {
+            appender.locked(|appender| {
+                appender.roll()?;
+                appender.page.store(Word::Dirty, 0)?;
+                let base = if both { Offset(3) } else { Offset(0) };
+                appender.in_turn(|appender| appender.refresh_snapshots(base))
+            })
+        });
+        sealed.unwrap();
+        let dir = partition.dir().to_owned();
+        let process = disk.process();
+        process.remove(&segment::log_path(&dir, Offset(3))).unwrap();
+        process.sync_dir(&dir).unwrap();
+        disk.kill_all();
+        (disk, dir)
+    }
+
+    fn assert_goes_on(disk: &FakeDisk, what: &str) {
+        let (log, topic) = open(disk);
+        let stored = |offset| Answer::Stored {
+            partition: P0,
+            offset: Offset(offset),
+        };
+        let known = numbered(&log, &topic, 3).unwrap();
+        assert!(
+            matches!(known, Answer::Duplicate { .. }),
+            "{what}: {known:?}"
+        );
+        assert_eq!(numbered(&log, &topic, 4).unwrap(), stored(3), "{what}");
+        let (log, topic) = open(disk);
+        assert_eq!(numbered(&log, &topic, 5).unwrap(), stored(4), "{what}");
+        disk.cut_power();
+        let (log, topic) = open(disk);
+        topic.recover(P0).unwrap();
+        assert_eq!(verify(&log, None, |_| ()).unwrap().damages, 0, "{what}");
+        assert_eq!(values(&topic).len(), 5, "{what}");
+    }
+
+    #[test]
+    fn an_empty_last_segment_that_is_lost_keeps_nobody_from_appending() {
+        for (both, repairs) in [(false, false), (false, true), (true, true)] {
+            let what = format!("both: {both}, repairs: {repairs}");
+            let (disk, _) = without_empty_last_segment(both);
+            let (log, topic) = open(&disk);
+            let report = verify(&log, None, |_| ()).unwrap();
+            assert_eq!(report.damages, u64::from(both), "{what}");
+            assert!(report.notes > 0, "{what}");
+            if repairs {
+                let repaired = topic.repair(P0, true).unwrap();
+                assert_eq!(repaired.snapshots, both, "{what}");
+                assert!(topic.repair(P0, false).unwrap().is_sound(), "{what}");
+            }
+            assert_goes_on(&disk, &what);
+        }
+    }
+
+    /// The recovery point lies in a segment that is not there, and there is no space for a snapshot, which it goes with.
+    #[test]
+    fn who_recovers_on_a_full_disk_leaves_no_recovery_point_in_a_lost_segment() {
+        let (disk, dir) = without_empty_last_segment(false);
+        let [a, b] = recovery::snapshot_paths(&dir);
+        let taken = |path: &Path| snapshot::decode(&disk.bytes(path)).unwrap().0.segment;
+        let in_lost = if taken(&a) == Offset(3) { a } else { b };
+        disk.cut_power();
+        disk.process().remove(&in_lost).unwrap();
+        disk.set_capacity(0);
+        opened(&disk).recover(P0).unwrap();
+        disk.set_capacity(u64::MAX);
+        assert_goes_on(&disk, "on a full disk");
     }
 
     /// A topic of three durable records, behind which a sync failed; whoever reopened it was killed when he had cut off what

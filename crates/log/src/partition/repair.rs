@@ -52,8 +52,9 @@ pub struct Repaired {
     pub kept_aside: Vec<PathBuf>,
     /// Whether `state` could not be read, and is made anew from the log.
     pub state: bool,
-    /// Whether neither snapshot of producers could be read: they are made anew from what is in the log, so that numbers
-    /// of records that retention or compaction has taken are not known any more, and are stored if they come again.
+    /// Whether neither snapshot of producers counts: they are made anew from the log, and from one that can be read and whose
+    /// segment alone is missing. Without such a one, numbers of records that retention or compaction has taken are not known
+    /// any more, and are stored if they come again.
     pub snapshots: bool,
     /// Whole batches, which stay as they are.
     pub batches: u64,
@@ -242,7 +243,7 @@ impl Partition {
                 damages: Vec::new(),
                 kept_aside: Vec::new(),
                 state: state.is_none(),
-                snapshots: !snapshots.iter().any(|file| matches!(file, Some(Ok(_)))),
+                snapshots: recovery::scan_start(storage, dir)?.is_err(),
                 batches: 0,
                 records: 0,
                 mended: Vec::new(),

@@ -177,7 +177,7 @@ fn tell(topic: &Topic, done: &Repaired, out: &mut Output) -> Result<(), Failure>
     }
     if line.snapshots_anew {
         out.line(
-            "  snapshots of producers: cannot be read, made anew from the log: numbers whose records are gone are forgotten",
+            "  snapshots of producers: neither counts, made anew from what can be read: numbers whose records are gone may be forgotten",
         )?;
     }
     tell_mended(&line.mended, line.applied, out)
