@@ -118,6 +118,12 @@ pub(crate) fn usable_snapshots(storage: &dyn Storage, dir: &Path) -> Result<[Sna
     }))
 }
 
+/// Where both snapshots were taken, as far as they are usable.
+pub(crate) fn snapshots_taken(storage: &dyn Storage, dir: &Path) -> Result<[Option<Cursor>; 2]> {
+    let snapshots = usable_snapshots(storage, dir)?;
+    Ok(snapshots.map(|snapshot| Some(snapshot?.ok()?.0)))
+}
+
 /// Where a scan begins: the older of the usable snapshots, so that what lies between the two is verified once more. Fails
 /// with the flaw of one of them if neither is.
 pub(crate) fn scan_start(

@@ -383,10 +383,7 @@ fn take_snapshot(
     at: &Cursor,
     producers: &[(SourceId, Last)],
 ) -> Result<(), StorageError> {
-    let taken = recovery::read_snapshots(storage, dir)?.map(|snapshot| match snapshot {
-        Some(Ok((cursor, _))) => Some(cursor),
-        _ => None,
-    });
+    let taken = recovery::snapshots_taken(storage, dir)?;
     // Done aside, it may come late: where retention or compaction has been since, it would point to nothing.
     let is_behind = |taken: &Option<Cursor>| {
         taken.is_some_and(|taken| (taken.offset, taken.segment) > (at.offset, at.segment))
@@ -394,12 +391,11 @@ fn take_snapshot(
     if taken.contains(&Some(*at)) || taken.iter().all(is_behind) {
         return Ok(());
     }
-    let offset = |cursor: &Option<Cursor>| cursor.map(|cursor| cursor.offset);
-    let [a, b] = taken.each_ref().map(offset);
-    // One of the same offset at another place is out of date. A missing or damaged one comes before the older.
-    let first = a == Some(at.offset) || b != Some(at.offset) && a <= b;
+    // One of the same offset at another place is out of date. A missing or damaged one comes before all others.
+    let standing = |cursor: Cursor| (cursor.offset != at.offset, cursor.offset);
+    let [a, b] = taken.map(|cursor| cursor.map(standing));
     let [path_a, path_b] = &recovery::snapshot_paths(dir);
-    let path = if first { path_a } else { path_b };
+    let path = if a <= b { path_a } else { path_b };
     put_snapshot(storage, path, &snapshot::encode(at, producers))
 }
 
@@ -431,13 +427,13 @@ mod tests {
 
     use teeline_core::{Epoch, Offset, Partition, Sequence};
 
-    use super::CEILING_STEP;
+    use super::{CEILING_STEP, take_snapshot};
     use crate::{
         AppendError, Durability, Log, LogOptions, NewRecord, Succession, TopicConfig, Writer,
         fake::{FakeDisk, Fault, Operation, written_topic},
-        format::state::State,
-        partition, recovery,
-        storage::StorageError,
+        format::{snapshot, state::State},
+        partition, recovery, segment,
+        storage::{Storage, StorageError},
     };
 
     const P0: Partition = Partition(0);
@@ -575,5 +571,33 @@ mod tests {
         });
         assert!(matches!(done, Err(AppendError::Busy { .. })), "{done:?}");
         assert!(disk.files(&next).contains(&next));
+    }
+
+    /// As in retention: on a full disk the one that cannot be read is written over, also where the other one is out of date.
+    #[test]
+    fn a_snapshot_is_taken_over_the_one_that_cannot_be_read() {
+        let (disk, topic, mut writer) = written_topic(4096);
+        append(&mut writer, &topic, 1).unwrap();
+        let partition = topic.partition(P0).unwrap();
+        partition.close().unwrap();
+        for spoilt in 0..2 {
+            let disk = disk.fork();
+            let paths = recovery::snapshot_paths(partition.dir());
+            let newest = disk.bytes(&paths[1]);
+            let (mut at, producers) = snapshot::decode(&newest).unwrap();
+            disk.set_bytes(&paths[spoilt], &vec![0xFF; newest.len()]);
+            disk.set_bytes(&paths[1 - spoilt], &newest);
+            disk.set_capacity(0);
+            let process = disk.process();
+            (at.segment, at.file_pos) = (at.offset, 0);
+            let storage = process.as_ref();
+            storage
+                .create(&segment::log_path(partition.dir(), at.segment), 0)
+                .unwrap();
+            take_snapshot(storage, partition.dir(), &at, &producers).unwrap();
+            assert_eq!(disk.bytes(&paths[1 - spoilt]), newest, "{spoilt}");
+            let (taken, _) = snapshot::decode(&disk.bytes(&paths[spoilt])).unwrap();
+            assert_eq!(taken, at, "{spoilt}");
+        }
     }
 }

@@ -197,15 +197,17 @@ impl Appender {
         self.remove_passed()
     }
 
-    /// Takes new snapshots where one lies in a segment before `base`, which is about to go or to change, or cannot be
-    /// read. Everything is settled, and the turn to sync is held.
+    /// Takes new snapshots where one lies in a segment before `base`, which is about to go or to change, or does not
+    /// count. Everything is settled, and the turn to sync is held.
     pub(super) fn refresh_snapshots(&mut self, base: Offset) -> Result<(), AppendError> {
         let storage = Arc::clone(&self.env.storage);
-        let taken = recovery::read_snapshots(&*storage, &self.dir)?;
-        for (path, snapshot) in recovery::snapshot_paths(&self.dir).iter().zip(taken) {
-            if matches!(snapshot, Some(Ok((cursor, _))) if cursor.segment >= base) {
-                continue;
-            }
+        let paths = recovery::snapshot_paths(&self.dir);
+        let taken = recovery::snapshots_taken(&*storage, &self.dir)?;
+        let mut due: Vec<_> = taken.into_iter().zip(&paths).collect();
+        due.retain(|(taken, _)| taken.is_none_or(|cursor| cursor.segment < base));
+        // One that does not count comes first: the other may be all there is while it is written over.
+        due.sort_by_key(|(taken, _)| taken.map(|cursor| cursor.offset));
+        for (_, path) in due {
             let bytes = snapshot::encode(&self.end, &self.producers.entries());
             put_snapshot(&*storage, path, &bytes).map_err(|error| self.failed(error))?;
         }
@@ -248,7 +250,13 @@ mod tests {
 
     use teeline_core::{Epoch, Offset, Partition, Sequence};
 
-    use crate::{Log, LogOptions, NewRecord, Passed, Retention, Topic, fake::written_topic};
+    use crate::{
+        Log, LogOptions, NewRecord, Passed, Retention, Topic,
+        fake::{Operation, written_topic},
+        format::snapshot,
+        recovery,
+        storage::Storage,
+    };
 
     const HOUR: Duration = Duration::from_secs(3600);
     const DAY: Duration = Duration::from_secs(86_400);
@@ -295,5 +303,65 @@ mod tests {
         writer.append(&topic, P0, &[record(4)]).unwrap();
         disk.advance(2 * HOUR);
         assert!(retain(&topic) <= Offset(3), "it is two hours old");
+    }
+
+    /// On a full disk a snapshot is written over in place, and a power cut may tear it. One that cannot be read comes first, so that
+    /// another one counts meanwhile.
+    #[test]
+    fn the_only_snapshot_that_counts_is_not_written_over() {
+        const SOURCES: u64 = 20;
+        let (disk, topic, mut writer) = written_topic(4096);
+        let partition = topic.to_append(P0).unwrap();
+        let [a, b] = recovery::snapshot_paths(partition.dir());
+        let log = Log::open_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+        let record = |number| NewRecord::data(Sequence(number), 1, None, &[7; 100]);
+        for number in 1..SOURCES {
+            let source = format!("gw{}.fills", number + 1).parse().unwrap();
+            let succession = crate::Succession::AfterDrain;
+            let mut writer = log.writer(&source, Epoch(1), succession).unwrap();
+            writer.append(&topic, P0, &[record(1)]).unwrap();
+        }
+        // Both take more than a sector, so that they may be torn; the older one lies in a segment that goes.
+        let taken = |path| {
+            let (cursor, entries) = snapshot::decode(&disk.bytes(path)).unwrap();
+            (entries.len() as u64, cursor.segment)
+        };
+        for number in 1.. {
+            writer.append(&topic, P0, &[record(number)]).unwrap();
+            if taken(&a).0 == SOURCES && taken(&a) < taken(&b) {
+                break;
+            }
+        }
+        let mut bytes = disk.bytes(&b);
+        bytes[100] ^= 1;
+        disk.set_bytes(&b, &bytes);
+        for seed in 0..20 {
+            let disk = disk.fork();
+            // What a power cut leaves is another part each time.
+            for _ in 0..seed {
+                disk.process().entropy().unwrap();
+            }
+            let log = Log::open_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+            let topic = log.topic(topic.name()).unwrap();
+            topic.recover(P0).unwrap();
+            disk.set_capacity(0);
+            let (machine, a) = (disk.clone(), a.clone());
+            disk.before_each(Some(Box::new(move |step| {
+                if step.operation == Operation::Write && step.path == a {
+                    machine.kill_at(1);
+                }
+            })));
+            let little = Retention {
+                bytes: Some(1),
+                ..Retention::default()
+            };
+            let retained = topic.retain(P0, &little, &Passed::default(), false);
+            disk.before_each(None);
+            assert!(retained.is_err() && !disk.kill_is_pending(), "{retained:?}");
+            disk.cut_power();
+            let log = Log::open_on(disk.process(), "/log", &LogOptions::default()).unwrap();
+            let recovered = log.topic(topic.name()).unwrap().recover(P0);
+            assert!(recovered.is_ok(), "seed {seed}: {recovered:?}");
+        }
     }
 }
