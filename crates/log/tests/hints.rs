@@ -120,7 +120,9 @@ fn a_hint_or_a_snapshot_that_cannot_be_read_is_told_and_passed_by() {
         send(&mut process, number..=number);
     }
     drop(process);
-    let files: Vec<_> = disk.files("/log/fills/0".as_ref());
+    let dir = Path::new("/log/fills/0");
+    disk.process().sync_dir(dir).unwrap();
+    let files: Vec<_> = disk.files(dir);
     let is_hint = |path: &&PathBuf| {
         let name = path.file_name().unwrap().to_str().unwrap();
         let ending = name.rsplit_once('.').map(|(_, ending)| ending);
@@ -131,6 +133,8 @@ fn a_hint_or_a_snapshot_that_cannot_be_read_is_told_and_passed_by() {
     for path in hints {
         let disk = disk.fork();
         disk.spoil(path, 0..usize::MAX);
+        // What is cached can be read.
+        disk.cut_power();
         let log = Log::open_on(disk.process(), ROOT, &LogOptions::read_only()).unwrap();
         assert_told(&log, path);
         goes_on(Process::on(&disk, 0), path);

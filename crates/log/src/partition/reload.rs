@@ -68,6 +68,9 @@ impl Appender {
             // to be newer than the page says would read it again in the middle of recovery.
             self.page.store(Word::LogStart, self.state.log_start.0)?;
             self.page.store(Word::StateNumber, self.state.number)?;
+        } else {
+            // Nobody reads a segment to come, and so nobody would find what the device has lost of it since.
+            self.remove_next()?;
         }
         self.remove_passed()?;
         remove_half_replaced(storage, &dir, None)?;
