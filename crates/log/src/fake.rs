@@ -18,7 +18,7 @@ use std::{
 };
 
 use self::{
-    machine::{Shared, World},
+    machine::{Shared, World, blocks},
     node::{DirNode, Node, Pending},
 };
 
@@ -112,7 +112,7 @@ impl FakeDisk {
             bytes_read: 0,
             crash_at: None,
             faults: Vec::new(),
-            unreadable: BTreeMap::new(),
+            unreadable: BTreeSet::new(),
             failed: 0,
             capacity: u64::MAX,
         };
@@ -231,15 +231,17 @@ impl FakeDisk {
         self.world().faults.push(fault);
     }
 
-    /// Lets the device lose these bytes of the file that is at `path` now: it can be opened, and they can be read once it is
-    /// written again.
+    /// Lets the device lose the blocks in which these bytes of the file lie that is at `path` now: it can be opened, and a block
+    /// can be read once it is written again, as a whole.
     ///
     /// # Panics
     /// If there is no such file.
     pub fn spoil(&self, path: &Path, bytes: Range<usize>) {
         let mut world = self.world();
         let node = world.node(path).expect("the file exists");
-        world.unreadable.insert(node, bytes);
+        let length = world.file(node).cache.len();
+        let lost = blocks(&(bytes.start..bytes.end.min(length)));
+        world.unreadable.extend(lost.map(|block| (node, block)));
     }
 
     /// How many operations failed as ordered since the last [`FakeDisk::take_failed`].

@@ -157,14 +157,16 @@ pub(crate) fn or_nothing<T: Default>(read: Result<T>) -> Result<T> {
 /// What stands for bytes that the device has lost: not zero, which would be where nothing was written, and the begin of nothing.
 const LOST_BYTE: u8 = 0xFF;
 
+/// As much of a file a device loses together at least, and the kernel reads first if less of it is written. The slots of a file of
+/// two lie so far apart.
+const BLOCK_BYTES: usize = 4096;
+
 /// Reads as [`StorageFile::read_at`] does, around what the device has lost, and says where that is.
 pub(crate) fn read_around(
     file: &dyn StorageFile,
     file_pos: u64,
     bytes: &mut [u8],
 ) -> Result<(usize, Vec<Range<u64>>)> {
-    /// As much is lost together at least.
-    const BLOCK_BYTES: usize = 4096;
     let mut lost = Vec::new();
     let mut filled = match file.read_at(file_pos, bytes) {
         Err(error) if error.is_unreadable() => 0,
@@ -210,6 +212,14 @@ pub(crate) fn read_slots(storage: &dyn Storage, path: &Path) -> Result<Vec<u8>> 
         }
         read => read,
     }
+}
+
+/// Writes a slot of a file of two, with zeros up to the other one. A block that the device has lost can be written as a whole, and
+/// is there again.
+pub(crate) fn write_slot(file: &dyn StorageFile, file_pos: u64, slot: &[u8]) -> Result<()> {
+    let mut block = slot.to_vec();
+    block.resize(BLOCK_BYTES, 0);
+    file.write_at(file_pos, &block)
 }
 
 /// Removes what is at `path`, if anything is.

@@ -16,7 +16,7 @@ use crate::{
     },
     storage::{
         Access, Holder, LockError, LockFile, StorageError, StorageFile, describe, read_slots,
-        remove_half_replaced,
+        remove_half_replaced, write_slot,
     },
     topic::Placed,
 };
@@ -207,7 +207,7 @@ impl ProgressFile {
             progress,
             ..self.slot
         };
-        self.file.write_at(slot.file_pos(), &slot.encode())?;
+        write_slot(&*self.file, slot.file_pos(), &slot.encode())?;
         self.file.sync()?;
         self.slot = slot;
         Ok(())
@@ -451,7 +451,7 @@ fn open_progress(
     };
     let file = storage.open(&path, Access::Write)?;
     // Whoever wrote the slot may have died before the sync, or it failed: then only what is written anew is synced.
-    file.write_at(slot.file_pos(), &slot.encode())?;
+    write_slot(&*file, slot.file_pos(), &slot.encode())?;
     file.sync()?;
     Ok(ProgressFile { file, slot })
 }

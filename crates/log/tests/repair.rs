@@ -780,10 +780,24 @@ fn what_the_device_has_lost_is_damage_like_any_other() {
     }
 }
 
+/// Has each source write the slot of its progress that is not the newest.
+fn store_progress(disk: &FakeDisk) {
+    let (log, _) = open(disk);
+    for source in [0, 1] {
+        let mut writer = log
+            .writer(&world::source(source), world::EPOCH, Succession::AfterDrain)
+            .unwrap();
+        let progress = writer.progress();
+        writer.store_progress(&progress).unwrap();
+    }
+}
+
+/// By repair, and by whoever appends next.
 #[test]
 fn one_slot_of_two_that_the_device_has_lost_is_made_anew() {
-    for slot in [0, 1] {
+    for (slot, repairs) in [(0, false), (0, true), (1, false), (1, true)] {
         let mut world = written(7, Durability::SyncEachBatch);
+        store_progress(&world.disk);
         let sources = Path::new(ROOT).join("sources");
         let mut files = world.disk.files(&sources);
         files.retain(|path| path.extension().is_some_and(|it| it == "progress"));
@@ -802,13 +816,17 @@ fn one_slot_of_two_that_the_device_has_lost_is_made_anew() {
             of_state.unwrap().ends_with("the other one counts"),
             "{told:?}"
         );
-        topic.repair(P0, true).unwrap();
-        for source in [0, 1] {
-            log.repair_source(&world::source(source), None, true)
-                .unwrap();
+        if repairs {
+            topic.repair(P0, true).unwrap();
+            for source in [0, 1] {
+                log.repair_source(&world::source(source), None, true)
+                    .unwrap();
+            }
+            assert_clean(&log, "repaired");
         }
-        assert_clean(&log, "repaired");
         drop((log, topic));
-        assert_dedup(&mut world, &records, "repaired");
+        assert_dedup(&mut world, &records, "appended to");
+        store_progress(&world.disk);
+        assert_clean(&open(&world.disk).0, "appended to");
     }
 }

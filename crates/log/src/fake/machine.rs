@@ -44,8 +44,8 @@ pub(super) struct World {
     pub(super) bytes_read: u64,
     pub(super) crash_at: Option<u64>,
     pub(super) faults: Vec<Fault>,
-    /// Files that the device does not give back.
-    pub(super) unreadable: BTreeMap<usize, Range<usize>>,
+    /// Which blocks of which files the device does not give back.
+    pub(super) unreadable: BTreeSet<(usize, usize)>,
     pub(super) failed: u64,
     pub(super) capacity: u64,
 }
@@ -237,11 +237,29 @@ impl World {
             panic!("node {node} is a directory");
         };
         let bytes = bytes.start.min(file.cache.len())..bytes.end.min(file.cache.len());
-        let is_lost = |lost: &Range<usize>| lost.start < bytes.end && bytes.start < lost.end;
-        if self.unreadable.get(&node).is_some_and(is_lost) {
+        if blocks(&bytes).any(|block| self.unreadable.contains(&(node, block))) {
             return Err(fake_error("read", path, io::ErrorKind::Other).of_unreadable());
         }
         Ok(&file.cache[bytes])
+    }
+
+    /// Before bytes of a file are written: of a block of which only a part is written, the kernel reads the rest first. One that
+    /// is written as a whole can be read from then on.
+    pub(super) fn overwrite(
+        &mut self,
+        node: usize,
+        path: &Path,
+        bytes: Range<usize>,
+    ) -> Result<()> {
+        let whole = bytes.start.div_ceil(BLOCK_BYTES)..bytes.end / BLOCK_BYTES;
+        let mut in_part = blocks(&bytes).filter(|block| !whole.contains(block));
+        if in_part.any(|block| self.unreadable.contains(&(node, block))) {
+            return Err(fake_error("write", path, io::ErrorKind::Other).of_unreadable());
+        }
+        for block in whole {
+            self.unreadable.remove(&(node, block));
+        }
+        Ok(())
     }
 
     pub(super) fn room_for(&self, op: &str, path: &Path, more: u64) -> Result<()> {
@@ -302,6 +320,17 @@ impl World {
         }
         self.boot += 1;
     }
+}
+
+/// What the device loses together, and the kernel reads and writes.
+const BLOCK_BYTES: usize = 4096;
+
+/// The blocks that these bytes lie in.
+pub(super) fn blocks(bytes: &Range<usize>) -> Range<usize> {
+    if bytes.is_empty() {
+        return 0..0;
+    }
+    bytes.start / BLOCK_BYTES..bytes.end.div_ceil(BLOCK_BYTES)
 }
 
 pub(super) fn fake_error(op: &str, path: &Path, kind: io::ErrorKind) -> StorageError {

@@ -324,8 +324,8 @@ impl StorageFile for FakeHandle {
             &self.path,
             (at + written).saturating_sub(len) as u64,
         )?;
+        world.overwrite(self.node, &self.path, at..at + written)?;
         if written > 0 {
-            world.unreadable.remove(&self.node);
             let bytes = bytes[..written].to_vec();
             world.file(self.node).change(Pending::Write { at, bytes });
         }

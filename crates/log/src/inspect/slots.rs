@@ -69,20 +69,22 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         Ok(Some(state))
     }
 
-    /// A slot that is not readable beside one that is, and what lies between and behind them.
+    /// A slot that is not readable beside one that is, and what lies between and behind them. What follows one that is not
+    /// readable goes with it.
     fn spare_slots<T>(&mut self, path: &Path, file: &[u8], slots: &Slots<T>) {
         for number in 0..2 {
             let start = number * slots.stride;
             let end = start + slots.slot_bytes as u64;
             match (slots.decode)(part(file, start..end)) {
                 // Nothing was written there yet.
-                Ok(_) | Err(Flaw::Blank) => {}
+                Ok(_) | Err(Flaw::Blank) => {
+                    self.zeros(path, end, part(file, end..start + slots.stride));
+                }
                 Err(flaw) => {
                     let text = format!("slot {number}: {flaw}; the other one counts");
                     self.found(Severity::Note, path, start..end, &text);
                 }
             }
-            self.zeros(path, end, part(file, end..start + slots.stride));
         }
         let behind = 2 * slots.stride;
         self.zeros(path, behind, part(file, behind..file.len() as u64));

@@ -34,7 +34,7 @@ use crate::{
     recovery, segment,
     storage::{
         Access, LockError, LockFile, SharedPage, StorageError, StorageFile, read_around,
-        read_slots, remove_if_there,
+        read_slots, remove_if_there, write_slot,
     },
     tour::{self, Known, Stop, Tour},
 };
@@ -437,7 +437,7 @@ impl Partition {
                 log_start: survey.log_start,
                 recovery: survey.sound_until,
             };
-            file.write_at(slot.file_pos(), &slot.encode())?;
+            write_slot(&*file, slot.file_pos(), &slot.encode())?;
             file.sync()?;
         }
         Ok(())

@@ -10,7 +10,9 @@ use crate::{
         watermark::Word,
     },
     recovery,
-    storage::{Access, SharedPage, Storage, StorageError, StorageFile, read_around, read_slots},
+    storage::{
+        Access, SharedPage, Storage, StorageError, StorageFile, read_around, read_slots, write_slot,
+    },
 };
 
 /// The file, opened for writing.
@@ -95,7 +97,7 @@ impl StateFile {
         slot: &State,
         stop: impl FnOnce(StorageError) -> AppendError,
     ) -> Result<(), AppendError> {
-        self.file.write_at(slot.file_pos(), &slot.encode())?;
+        write_slot(&*self.file, slot.file_pos(), &slot.encode())?;
         self.file.sync().map_err(stop)
     }
 }
