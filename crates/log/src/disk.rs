@@ -203,20 +203,24 @@ impl Storage for DiskStorage {
     }
 
     fn page(&self, path: &Path, access: Access) -> Result<Box<dyn SharedPage>> {
-        let file = open(path, access)?;
-        let len = file.metadata().map_err(fail("look at", path))?.len();
-        if len < watermark::FILE_BYTES {
+        let file = DiskFile {
+            file: open(path, access)?,
+            path: path.to_owned(),
+        };
+        let len = usize::try_from(watermark::FILE_BYTES).expect("one page");
+        // Of what is mapped and cannot be read, the kernel tells by a signal.
+        let have = file.read_at(0, &mut vec![0; len])?;
+        if have < len {
             return Err(StorageError::new(
                 path,
                 io::ErrorKind::UnexpectedEof,
                 format!(
-                    "{} is {len} bytes long, a watermark page has {}",
-                    path.display(),
-                    watermark::FILE_BYTES
+                    "{} is {have} bytes long, a watermark page has {len}",
+                    path.display()
                 ),
             ));
         }
-        let len = usize::try_from(watermark::FILE_BYTES).expect("one page");
+        let file = file.file;
         let mapping = match access {
             Access::Read => Mapping::read_only(&file, path, len)?,
             Access::Write => Mapping::read_write(&file, path, len)?,

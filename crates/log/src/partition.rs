@@ -236,9 +236,11 @@ impl Partition {
                 .page(&recovery::watermark_path(&self.dir), Access::Read)
             {
                 Ok(page) => *slot = Some(Arc::from(page)),
-                // One that is too short holds nothing; whoever appends makes it anew.
+                // One that is too short, or that the device has lost, holds nothing; whoever appends makes it anew.
                 Err(error)
-                    if error.is_not_found() || error.kind == io::ErrorKind::UnexpectedEof =>
+                    if error.is_not_found()
+                        || error.is_unreadable()
+                        || error.kind == io::ErrorKind::UnexpectedEof =>
                 {
                     return Ok(None);
                 }

@@ -324,7 +324,7 @@ pub trait Storage: Clock + fmt::Debug {
     /// Maps a watermark page, a file of [`FILE_BYTES`](crate::format::watermark::FILE_BYTES) that exists.
     ///
     /// # Errors
-    /// When the operation fails.
+    /// When the operation fails: also if the page [cannot be read](StorageError::is_unreadable).
     fn page(&self, path: &Path, access: Access) -> Result<Box<dyn SharedPage>>;
 
     /// Opens a lock file, creating it if there is none. Takes no lock yet.

@@ -1,10 +1,11 @@
 //! The log on the host's own disk.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use teeline_core::{Epoch, Offset, Partition, Sequence};
 use teeline_log::{
-    Answer, Durability, Log, LogOptions, NewRecord, OpenError, Succession, TopicConfig, WriterError,
+    Access, Answer, DiskStorage, Durability, Log, LogOptions, NewRecord, OpenError, Succession,
+    TopicConfig, WriterError, storage::Storage,
 };
 
 fn options() -> LogOptions {
@@ -141,4 +142,13 @@ fn creating_twice_is_told_apart_from_opening_nothing() {
         Log::create(&root, &options()),
         Err(OpenError::AlreadyExists { .. })
     ));
+}
+
+/// Nothing lies at the begin of a process's memory: the kernel answers as for a bad sector.
+#[test]
+fn a_page_that_cannot_be_read_is_not_mapped() {
+    let storage = DiskStorage::new().unwrap();
+    let memory = Path::new("/proc/self/mem");
+    let refused = storage.page(memory, Access::Read).unwrap_err();
+    assert!(refused.is_unreadable(), "{refused}");
 }

@@ -201,6 +201,57 @@ fn a_page_of_nonsense_or_of_another_boot_is_not_believed() {
     }
 }
 
+/// A page that is mapped and cannot be read ends the process by a signal.
+#[test]
+fn a_page_that_the_device_has_lost_is_told_and_made_anew() {
+    let path = file("watermark");
+    let lost = filled().disk.fork();
+    lost.cut_power();
+    lost.spoil(&path, 0..512);
+    let all: Vec<_> = (0..600).map(Offset).collect();
+    let read = |log: &Log| {
+        let topic = log.topic(&topic_name()).unwrap();
+        let (mut found, mut reader) = (Vec::new(), topic.reader(P0, Offset(0)).unwrap());
+        while reader
+            .poll(100, |record| found.push(record.offset))
+            .unwrap()
+            > 0
+        {}
+        assert_eq!(found, all);
+    };
+    for repairs in [false, true] {
+        let disk = lost.fork();
+        let reading = Log::open_on(disk.process(), ROOT, &LogOptions::read_only()).unwrap();
+        read(&reading);
+        let mut told = Vec::new();
+        let report = verify(&reading, None, |finding| told.push(finding.clone())).unwrap();
+        assert_eq!((report.damages, report.records), (0, 600));
+        assert!(
+            matches!(&told[..], [one] if one.path == path && one.severity == Severity::Note),
+            "{told:?}"
+        );
+        let log = Log::open_on(disk.process(), ROOT, &options()).unwrap();
+        let topic = log.topic(&topic_name()).unwrap();
+        if repairs {
+            let looked = topic.repair(P0, false).unwrap();
+            assert!(looked.is_sound() && looked.mended.len() == 1, "{looked:?}");
+            let done = topic.repair(P0, true).unwrap();
+            assert!(done.is_sound() && done.end == Offset(600), "{done:?}");
+        }
+        let mut writer = log
+            .writer(&source(0), EPOCH, Succession::AfterDrain)
+            .unwrap();
+        read(&log);
+        writer
+            .append(&topic, P0, &[NewRecord::data(Sequence(601), 1, None, b"v")])
+            .unwrap();
+        let end = reading.topic(&topic_name()).unwrap().end(P0);
+        assert_eq!(end.unwrap(), Offset(601));
+        let report = verify(&reading, None, |_| {}).unwrap();
+        assert_eq!((report.damages, report.notes), (0, 0));
+    }
+}
+
 /// The recovery point moves at least every 16 MiB, so that an opening scans at most 32.
 #[test]
 fn the_recovery_point_follows_within_16_mib() {

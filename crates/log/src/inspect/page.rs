@@ -153,6 +153,10 @@ impl<F: FnMut(&Finding)> Check<'_, F> {
         let bytes = match self.storage.read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) if error.is_unreadable() => {
+                let text = format!("{error}; the next append makes it anew");
+                return self.whole(Severity::Note, &path, &text);
+            }
             Err(error) => return Err(error),
         };
         let load = |word: Word| {

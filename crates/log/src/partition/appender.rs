@@ -9,7 +9,7 @@ use std::{
 use teeline_core::{Offset, Partition as Number};
 
 use super::{
-    active::Pace,
+    active::{Pace, write_zeros},
     changes::{Asked, Looked},
     durability::RecoveryPoint,
     is_current,
@@ -441,22 +441,27 @@ fn busy(dir: &Path, page: Option<&dyn SharedPage>) -> AppendError {
     }
 }
 
-/// Maps the watermark page for writing, making it anew where it is missing or short: it holds nothing that must
-/// outlive a boot.
+/// Maps the watermark page for writing, making it anew where it is missing, short, or lost by the device: it holds nothing that
+/// must outlive a boot. The caller holds the partition's lock.
 pub(super) fn open_page(
     storage: &dyn Storage,
     dir: &Path,
 ) -> Result<Arc<dyn SharedPage>, StorageError> {
     let path = recovery::watermark_path(dir);
-    match storage.open(&path, Access::Write) {
-        Ok(file) if file.length()? < watermark::FILE_BYTES => {
-            file.reserve(watermark::FILE_BYTES)?
-        }
-        Ok(_) => {}
-        Err(error) if error.is_not_found() => {
-            storage.create(&path, watermark::FILE_BYTES)?;
-        }
-        Err(error) => return Err(error),
+    let file = match storage.open(&path, Access::Write) {
+        Err(error) if error.is_not_found() => storage.create(&path, watermark::FILE_BYTES),
+        file => file,
+    }?;
+    if file.length()? < watermark::FILE_BYTES {
+        file.reserve(watermark::FILE_BYTES)?;
     }
-    Ok(Arc::from(storage.page(&path, Access::Write)?))
+    let page = match storage.page(&path, Access::Write) {
+        Err(error) if error.is_unreadable() => {
+            // As a whole, which can be written; and in its place, for those who have it mapped.
+            write_zeros(&*file, 0..watermark::FILE_BYTES)?;
+            storage.page(&path, Access::Write)
+        }
+        page => page,
+    }?;
+    Ok(Arc::from(page))
 }
