@@ -160,6 +160,8 @@ fn a_directory_in_the_place_of_a_hint_is_told_and_passed_by() {
         log.create_topic(&topic_name(), &config()).unwrap();
         let mut process = Process::of(log, 0);
         send(&mut process, 1..=100);
+        // A thread of the log may still be at it.
+        process.log.close().unwrap();
         process.topic.index_keys(P0).unwrap();
         let path = root.join("fills/0").join(name);
         fs::remove_file(&path).unwrap();
