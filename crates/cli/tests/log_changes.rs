@@ -63,6 +63,16 @@ impl Place {
     }
 }
 
+/// Appends [`lines`] as a source whose epoch tests name, too.
+const IN_FIRST_EPOCH: [&str; 6] = [
+    "--source",
+    "gw1.fills",
+    "--epoch",
+    "1",
+    "--key-separator",
+    "=",
+];
+
 fn here() -> LogOptions {
     LogOptions {
         any_filesystem: true,
@@ -885,14 +895,7 @@ fn a_refused_line_is_named_with_what_to_do() {
 #[test]
 fn progress_goes_on_behind_an_append_that_failed() {
     let place = Place::new(&["--partitions", "3"]);
-    let by = [
-        "--source",
-        "gw1.fills",
-        "--epoch",
-        "1",
-        "--key-separator",
-        "=",
-    ];
+    let by = IN_FIRST_EPOCH;
     let append = |lines: &str| {
         let file = place.base.path().join("lines");
         fs::write(&file, lines).unwrap();
@@ -974,14 +977,7 @@ fn who_waits_for_another_writer_of_the_source_goes_on_behind_it() {
 #[test]
 fn no_number_is_left_out_unless_it_is_said_to_be_a_gap() {
     let place = Place::new(&["--partitions", "2"]);
-    let by = [
-        "--source",
-        "gw1.fills",
-        "--epoch",
-        "1",
-        "--key-separator",
-        "=",
-    ];
+    let by = IN_FIRST_EPOCH;
     let ahead = |more: &[&str]| {
         let file = place.base.path().join("lines");
         fs::write(&file, lines(300..310)).unwrap();
@@ -1006,11 +1002,7 @@ fn no_number_is_left_out_unless_it_is_said_to_be_a_gap() {
     let source = "gw1.fills".parse().unwrap();
     let writer = log.writer(&source, Epoch(1), Succession::AfterDrain);
     let topic = log.topic(&"fills".parse().unwrap()).unwrap();
-    let last = topic.last(source.id(), Partition(0)).unwrap();
-    let gap = NewRecord::gap(
-        Sequence(last.unwrap().sequence.0.max(20) + 1),
-        Sequence(299),
-    );
+    let gap = NewRecord::gap(Sequence(21), Sequence(299));
     writer
         .unwrap()
         .append_placed(&topic, Partition(0), &[gap])
