@@ -429,7 +429,8 @@ impl Topic {
     /// The offset of the first record that was appended at `time_ns` (nanoseconds since the Unix epoch) or later; the high
     /// watermark if there is none. It goes by the append times that stand in the records: none that says that it is of that
     /// time or later lies before. A record whose time is still to come was stamped by a clock that was ahead, and counts as
-    /// of the time of the next one behind it whose time has come.
+    /// of the time of the next one behind it whose time has come. So does what is damaged: whoever reads from there on is told
+    /// of it.
     ///
     /// # Errors
     /// When the partition cannot be read.

@@ -5,7 +5,8 @@ use std::{path::Path, time::Duration};
 
 use teeline_core::{Epoch, Offset, Partition, Sequence, time::Clock};
 use teeline_log::{
-    Log, LogOptions, NewRecord, Record, Retention, Succession, Topic, TopicConfig, Writer,
+    Log, LogOptions, NewRecord, ReadError, Record, Retention, Succession, Topic, TopicConfig,
+    Writer,
     fake::{FakeDisk, FakeStorage},
     format::batch,
 };
@@ -216,6 +217,82 @@ fn what_stands_behind_a_zeroed_page_is_found_by_its_time() {
     world.disk.set_bytes(path, &bytes);
     let (offset, time) = times[15];
     assert_eq!(world.topic.offset_at(P0, time).unwrap(), offset);
+}
+
+/// What is damaged may be of the time that is asked for: whoever reads from there on is told of it.
+#[test]
+fn damage_in_front_of_the_first_record_from_a_time_on_is_not_passed_over() {
+    let mut world = World::new();
+    world.append(30);
+    let times = world.times();
+    let segments = world.disk.files(Path::new("/log/fills/0"));
+    let mut segments = segments
+        .iter()
+        .filter(|path| path.extension().is_some_and(|ending| ending == "log"));
+    let (first, second) = (segments.next().unwrap(), segments.next().unwrap());
+    let sound = (world.disk.bytes(first), world.disk.bytes(second));
+    let base: u64 = second
+        .file_stem()
+        .unwrap()
+        .to_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let magic = batch::MAGIC.to_le_bytes();
+    let starts = |bytes: &[u8]| -> Vec<_> {
+        (0..bytes.len())
+            .step_by(8)
+            .filter(|at| bytes[*at..].starts_with(&magic))
+            .collect()
+    };
+    let base_of = |bytes: &[u8], at: usize| batch::Header::decode(&bytes[at..]).unwrap().base;
+    let check = |what: &str, damaged: Offset, behind: Offset, before: Offset| {
+        let time_of = |offset| times.iter().find(|(at, _)| *at == offset).unwrap().1;
+        let at = |time| world.topic.offset_at(P0, time).unwrap();
+        assert_eq!(at(time_of(behind)), damaged, "{what}");
+        assert_eq!(at(time_of(before)), before, "{what}: in front of it");
+        let mut reader = world.topic.reader(P0, damaged).unwrap();
+        let told = reader.poll(1, |_| ()).unwrap_err();
+        assert!(matches!(told, ReadError::Damaged(_)), "{what}: {told}");
+        // Nothing of the time asked for can lie in what stands in front of something older.
+        let later = times
+            .iter()
+            .find(|(_, time)| *time > time_of(behind))
+            .unwrap();
+        assert_eq!(at(later.1), later.0, "{what}: behind it");
+    };
+
+    let at = starts(&sound.0);
+    let mut bytes = sound.0.clone();
+    bytes[at[2] + 9] ^= 1;
+    world.disk.set_bytes(first, &bytes);
+    let [before, damaged, behind] = [1, 2, 3].map(|nth| base_of(&sound.0, at[nth]));
+    check("in the middle", damaged, behind, before);
+
+    let mut bytes = sound.0.clone();
+    let last = *at.last().unwrap();
+    bytes[last..].fill(0);
+    world.disk.set_bytes(first, &bytes);
+    let before = base_of(&sound.0, at[at.len() - 2]);
+    check(
+        "a segment's end",
+        base_of(&sound.0, last),
+        Offset(base),
+        before,
+    );
+
+    world.disk.set_bytes(first, &sound.0);
+    let mut bytes = sound.1.clone();
+    let at = starts(&sound.1);
+    bytes[..at[1]].fill(0);
+    world.disk.set_bytes(second, &bytes);
+    let behind = base_of(&sound.1, at[1]);
+    check(
+        "a segment's begin",
+        Offset(base),
+        behind,
+        base_of(&sound.0, last),
+    );
 }
 
 /// HAZARDS LG-07: what a fast clock stamped counts as of the time of what comes next, also where compaction has emptied what stood

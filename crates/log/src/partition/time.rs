@@ -18,15 +18,16 @@ use crate::{
 /// A lookup under way, from the oldest record to the newest.
 ///
 /// What is stamped later than it is now was stamped by a clock that was ahead. Such records were appended between their
-/// neighbours, so that they count as of the time of the next one behind them whose stamp can be true.
+/// neighbours, so that they count as of the time of the next one behind them whose stamp can be true. So does what is damaged,
+/// which has no stamp any more.
 #[derive(Debug)]
 struct Search {
     from_ns: u64,
     now_ns: u64,
     /// No record is looked at from here on.
     end: Offset,
-    /// The first of the records just in front that are stamped later than now.
-    ahead: Option<Offset>,
+    /// The first of the records just in front that are stamped later than now, or damaged.
+    unstamped: Option<Offset>,
 }
 
 impl Search {
@@ -40,9 +41,9 @@ impl Search {
         for (record, _) in VerifiedRecords::new(bytes) {
             let offset = Offset(header.base.0 + u64::from(record.offset_delta));
             if record.append_time_ns > self.now_ns {
-                self.ahead.get_or_insert(offset);
+                self.unstamped.get_or_insert(offset);
             } else if record.append_time_ns >= self.from_ns {
-                return Some(self.ahead.unwrap_or(offset));
+                return Some(self.unstamped.unwrap_or(offset));
             } else {
                 self.pass(record.append_time_ns);
             }
@@ -54,7 +55,7 @@ impl Search {
     /// emptied, and what repair put in the place of damage.
     fn pass(&mut self, time_ns: u64) {
         if time_ns > 0 {
-            self.ahead = None;
+            self.unstamped = None;
         }
     }
 }
@@ -69,7 +70,7 @@ impl Partition {
                 from_ns: time_ns,
                 now_ns: self.storage().wall_ns(),
                 end,
-                ahead: None,
+                unstamped: None,
             };
             match self.search(start, search) {
                 // Retention was here since the look at the start.
@@ -90,7 +91,7 @@ impl Partition {
                 return Ok(offset);
             }
         }
-        Ok(search.ahead.unwrap_or(search.end))
+        Ok(search.unstamped.unwrap_or(search.end))
     }
 
     /// Searches the segment whose offsets end at `end`.
@@ -115,11 +116,15 @@ impl Partition {
                 }
                 // Zeros may stand where there was something, too.
                 Err(Flaw::Blank) if next >= end => return Ok(None),
-                // What is damaged cannot say when it was appended.
-                Err(_) => match reader.resync(pos, base)? {
-                    Some((behind, _)) if behind > pos => pos = behind,
-                    _ => return Ok(None),
-                },
+                Err(_) => {
+                    if next < end {
+                        search.unstamped.get_or_insert(next);
+                    }
+                    match reader.resync(pos, base)? {
+                        Some((behind, _)) if behind > pos => pos = behind,
+                        _ => return Ok(None),
+                    }
+                }
             }
         }
     }
