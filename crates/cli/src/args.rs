@@ -21,9 +21,12 @@ use crate::{
     output::{Answer, Output},
 };
 
+const EXIT_STATUS: &str = "Exit status: 0 is fine, 1 means that the check a verb makes says no (a lost message, a damaged log), \
+     2 wrong use or environment, or that something failed; standard error says what, a line each.";
+
 /// A trading firm's order, fill and market-data path: shared-memory rings, a durable log, exactly-once effects.
 #[derive(Debug, Parser)]
-#[command(name = "teeline", version)]
+#[command(name = "teeline", version, after_help = EXIT_STATUS)]
 struct Cli {
     /// Print one JSON object a line instead of text for people.
     #[arg(long, global = true)]

@@ -470,6 +470,13 @@ fn what_cannot_be_repaired_is_told_by_repair() {
     assert_eq!(repair("groups.db is not a groups database", 1), 2);
     fs::remove_file(&database).unwrap();
     place.verb(&["repair"]).run().fine();
+    let segment = place.root().join("fills/0/00000000000000000000.log");
+    let aside = place.base.path().join("aside");
+    fs::rename(&segment, &aside).unwrap();
+    let says = "fills/0: there is no segment, so that nothing is left to repair: restore the partition from a copy\n";
+    repair(says, 1);
+    fs::rename(&aside, &segment).unwrap();
+    place.verb(&["repair"]).run().fine();
     fs::remove_file(place.root().join("fills/topic.toml")).unwrap();
     // Nor is it known what the source has stored.
     assert_eq!(repair("topic.toml: the file is missing", 2), 0);
@@ -906,7 +913,16 @@ fn progress_goes_on_behind_an_append_that_failed() {
         let told = place.verb(&["sources"]).run().fine().objects().remove(0);
         ["through", "routed", "duplicate"].map(|figure| told[figure].as_u64().unwrap())
     };
-    append(&(lines(0..120) + "nokey\n")).refused();
+    let ran = append(&(lines(0..120) + "nokey\n"));
+    let told = ran.objects().remove(0);
+    assert_eq!(
+        (&told["lines"], &told["stored"]),
+        (&120.into(), &100.into())
+    );
+    assert!(
+        ran.refused()
+            .contains("of the lines before, 100 were stored")
+    );
     assert_eq!(progress(), [100, 100, 0], "the last batch was not whole");
     append(&lines(100..130)).fine();
     assert_eq!(progress(), [130, 130, 0]);

@@ -648,7 +648,7 @@ impl Log {
     /// Forgets a source whose work here is over: its numbers in every partition of every topic, and its files. Its records stay.
     /// Each partition that knew of it gets a record that says so, [`Control::Forgotten`](crate::Control::Forgotten), with which it
     /// has forgotten it whole or not at all, whoever is killed when; done again, it goes on where it had come to. Others may
-    /// append and read meanwhile. With `dry_run` nothing is changed.
+    /// append and read meanwhile. With `dry_run` nothing is changed but what an append would put right first: what a crash left.
     ///
     /// Nothing of the source is recognised afterwards: a message that comes again is stored anew, and an epoch that was over is
     /// accepted. So forget a source only when nobody will send anything of it again, no ring or outbox that may be replayed,

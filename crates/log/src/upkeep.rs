@@ -96,9 +96,10 @@ impl Log {
 impl Topic {
     /// Drops whole segments from the start of a partition, as `policy` says, after sealing the active one if it is old
     /// enough: see [`Retention`] and [`TopicConfig::roll_age`](crate::TopicConfig::roll_age). `passed` is asked for the
-    /// groups that the policy names. With `dry_run` nothing is changed. Readers that are overtaken hear of it by
-    /// [`ReadError::StartMoved`](crate::ReadError::StartMoved); what duplicates are told by is kept. The space comes back when
-    /// nobody has a dropped segment open any more: whoever reads or appends lets go of it with the next call.
+    /// groups that the policy names. With `dry_run` nothing is changed but what an append would put right first: what a crash left.
+    /// Readers that are overtaken hear of it by [`ReadError::StartMoved`](crate::ReadError::StartMoved); what duplicates are
+    /// told by is kept. The space comes back when nobody has a dropped segment open any more: whoever reads or appends lets go
+    /// of it with the next call.
     ///
     /// # Errors
     /// As an append.
@@ -121,7 +122,7 @@ impl Topic {
     /// Rewrites the sealed segments of a partition with the latest record of each key there: records without a key and control
     /// records stay, tombstones as long as `compaction` says. Others append and read meanwhile. With `least_dirty_percent`
     /// nothing is done unless segments that were never compacted make up so much of the sealed bytes; with `dry_run`
-    /// nothing is changed.
+    /// nothing is changed but what an append would put right first.
     ///
     /// # Errors
     /// As an append; [`AppendError::Busy`] while somebody else compacts or repairs the partition, unless it is a `dry_run`.

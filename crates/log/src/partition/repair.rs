@@ -7,7 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    iter,
+    io, iter,
     ops::Range,
     path::{Path, PathBuf},
     sync::PoisonError,
@@ -269,10 +269,11 @@ impl Partition {
         let mut bases = segment::list(storage, dir)?;
         bases.retain(|base| *base >= survey.log_start);
         let Some(first) = bases.first().copied() else {
-            return Err(AppendError::Unreadable {
-                path: dir.to_owned(),
-                what: "there is no segment: nothing is left to repair".to_owned(),
-            });
+            let text = format!(
+                "{}: there is no segment, so that nothing is left to repair: restore the partition from a copy",
+                dir.display()
+            );
+            return Err(StorageError::new(dir, io::ErrorKind::InvalidData, text).into());
         };
         let missing = tour::missing_in_front(storage, dir, first)?;
         // Of those in front nothing is left in which it could stand that they are lost.

@@ -47,7 +47,7 @@ impl From<StorageError> for GrowError {
 impl Topic {
     /// Adds partitions, so that there are `partitions` of them, and returns what is recorded: up to which message of each
     /// source the old number is gone by. Others may append and read meanwhile; they wait for a sync of each partition.
-    /// With `dry_run`, nothing is changed.
+    /// With `dry_run`, nothing is changed but what an append would put right first: what a crash left.
     ///
     /// From now on records go to the new partitions, too, so that those of one key may go on in another partition than
     /// before; everything before is durable by then.

@@ -241,15 +241,16 @@ impl AppendArgs {
             Some(writer) => done.note_progress(writer, first),
             None => Ok(()),
         };
-        appended.map_err(|failure| done.tell(failure))?;
-        noted?;
-        log.close().map_err(Failure::new)?;
+        let ended = match appended {
+            Ok(()) => noted.and_then(|()| log.close().map_err(Failure::new)),
+            Err(failure) => Err(done.tell(failure)),
+        };
         if out.is_json() {
             out.object(&done)?;
-        } else {
+        } else if ended.is_ok() {
             out.line(&done)?;
         }
-        Ok(Answer::Fine)
+        ended.map(|()| Answer::Fine)
     }
 
     /// Accounts for what is stored in front of number `first`, where an append was killed. What is missing there is made a
