@@ -97,6 +97,15 @@ impl World {
     }
 }
 
+/// Where the batches of a segment begin.
+fn batches(segment: &[u8]) -> Vec<usize> {
+    let magic = batch::MAGIC.to_le_bytes();
+    let places = (0..segment.len()).step_by(8);
+    places
+        .filter(|at| segment[*at..].starts_with(&magic))
+        .collect()
+}
+
 #[test]
 fn the_first_record_from_a_time_on_is_found() {
     let mut world = World::new();
@@ -207,13 +216,8 @@ fn what_stands_behind_a_zeroed_page_is_found_by_its_time() {
     let times = world.times();
     let path = Path::new("/log/fills/0/00000000000000000000.log");
     let mut bytes = world.disk.bytes(path);
-    let magic = batch::MAGIC.to_le_bytes();
-    let starts = (0..bytes.len())
-        .step_by(8)
-        .filter(|at| bytes[*at..].starts_with(&magic));
-    let second = starts.clone().nth(1).unwrap();
-    let third = starts.clone().nth(2).unwrap();
-    bytes[second..third].fill(0);
+    let starts = batches(&bytes);
+    bytes[starts[1]..starts[2]].fill(0);
     world.disk.set_bytes(path, &bytes);
     let (offset, time) = times[15];
     assert_eq!(world.topic.offset_at(P0, time).unwrap(), offset);
@@ -238,13 +242,6 @@ fn damage_in_front_of_the_first_record_from_a_time_on_is_not_passed_over() {
         .unwrap()
         .parse()
         .unwrap();
-    let magic = batch::MAGIC.to_le_bytes();
-    let starts = |bytes: &[u8]| -> Vec<_> {
-        (0..bytes.len())
-            .step_by(8)
-            .filter(|at| bytes[*at..].starts_with(&magic))
-            .collect()
-    };
     let base_of = |bytes: &[u8], at: usize| batch::Header::decode(&bytes[at..]).unwrap().base;
     let check = |what: &str, damaged: Offset, behind: Offset, before: Offset| {
         let time_of = |offset| times.iter().find(|(at, _)| *at == offset).unwrap().1;
@@ -262,7 +259,7 @@ fn damage_in_front_of_the_first_record_from_a_time_on_is_not_passed_over() {
         assert_eq!(at(later.1), later.0, "{what}: behind it");
     };
 
-    let at = starts(&sound.0);
+    let at = batches(&sound.0);
     let mut bytes = sound.0.clone();
     bytes[at[2] + 9] ^= 1;
     world.disk.set_bytes(first, &bytes);
@@ -283,7 +280,7 @@ fn damage_in_front_of_the_first_record_from_a_time_on_is_not_passed_over() {
 
     world.disk.set_bytes(first, &sound.0);
     let mut bytes = sound.1.clone();
-    let at = starts(&sound.1);
+    let at = batches(&sound.1);
     bytes[..at[1]].fill(0);
     world.disk.set_bytes(second, &bytes);
     let behind = base_of(&sound.1, at[1]);
