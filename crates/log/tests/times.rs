@@ -1,7 +1,10 @@
 //! Reading from a time on, whatever became of the index and of the clock.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use teeline_core::{Epoch, Offset, Partition, Sequence, time::Clock};
 use teeline_log::{
@@ -63,6 +66,13 @@ impl World {
         }
     }
 
+    /// The files of the segments, oldest first.
+    fn segments(&self) -> Vec<PathBuf> {
+        let mut files = self.disk.files(Path::new("/log/fills/0"));
+        files.retain(|path| path.extension().is_some_and(|ending| ending == "log"));
+        files
+    }
+
     /// The append time of each record that is kept.
     fn times(&self) -> Vec<(Offset, u64)> {
         let mut times = Vec::new();
@@ -111,15 +121,7 @@ fn the_first_record_from_a_time_on_is_found() {
     let mut world = World::new();
     world.check("nothing was appended", 7);
     world.append(90);
-    assert!(
-        world
-            .disk
-            .files(Path::new("/log/fills/0"))
-            .iter()
-            .filter(|path| path.extension().is_some_and(|ending| ending == "log"))
-            .count()
-            > 4
-    );
+    assert!(world.segments().len() > 4);
     world.check("appended in order", 7);
     let keep = Retention {
         bytes: Some(600 << 10),
@@ -229,19 +231,9 @@ fn damage_in_front_of_the_first_record_from_a_time_on_is_not_passed_over() {
     let mut world = World::new();
     world.append(30);
     let times = world.times();
-    let segments = world.disk.files(Path::new("/log/fills/0"));
-    let mut segments = segments
-        .iter()
-        .filter(|path| path.extension().is_some_and(|ending| ending == "log"));
-    let (first, second) = (segments.next().unwrap(), segments.next().unwrap());
+    let segments = world.segments();
+    let (first, second) = (&segments[0], &segments[1]);
     let sound = (world.disk.bytes(first), world.disk.bytes(second));
-    let base: u64 = second
-        .file_stem()
-        .unwrap()
-        .to_str()
-        .unwrap()
-        .parse()
-        .unwrap();
     let base_of = |bytes: &[u8], at: usize| batch::Header::decode(&bytes[at..]).unwrap().base;
     let check = |what: &str, damaged: Offset, behind: Offset, before: Offset| {
         let time_of = |offset| times.iter().find(|(at, _)| *at == offset).unwrap().1;
@@ -259,37 +251,28 @@ fn damage_in_front_of_the_first_record_from_a_time_on_is_not_passed_over() {
         assert_eq!(at(later.1), later.0, "{what}: behind it");
     };
 
-    let at = batches(&sound.0);
-    let mut bytes = sound.0.clone();
-    bytes[at[2] + 9] ^= 1;
-    world.disk.set_bytes(first, &bytes);
-    let [before, damaged, behind] = [1, 2, 3].map(|nth| base_of(&sound.0, at[nth]));
-    check("in the middle", damaged, behind, before);
+    let ats = (batches(&sound.0), batches(&sound.1));
+    let in_first: Vec<_> = ats.0.iter().map(|at| base_of(&sound.0, *at)).collect();
+    let in_second: Vec<_> = ats.1.iter().map(|at| base_of(&sound.1, *at)).collect();
+    let last = in_first.len() - 1;
 
     let mut bytes = sound.0.clone();
-    let last = *at.last().unwrap();
-    bytes[last..].fill(0);
+    bytes[ats.0[2] + 9] ^= 1;
     world.disk.set_bytes(first, &bytes);
-    let before = base_of(&sound.0, at[at.len() - 2]);
-    check(
-        "a segment's end",
-        base_of(&sound.0, last),
-        Offset(base),
-        before,
-    );
+    check("in the middle", in_first[2], in_first[3], in_first[1]);
+
+    let mut bytes = sound.0.clone();
+    bytes[ats.0[last]..].fill(0);
+    world.disk.set_bytes(first, &bytes);
+    let (damaged, behind) = (in_first[last], in_second[0]);
+    check("a segment's end", damaged, behind, in_first[last - 1]);
 
     world.disk.set_bytes(first, &sound.0);
     let mut bytes = sound.1.clone();
-    let at = batches(&sound.1);
-    bytes[..at[1]].fill(0);
+    bytes[..ats.1[1]].fill(0);
     world.disk.set_bytes(second, &bytes);
-    let behind = base_of(&sound.1, at[1]);
-    check(
-        "a segment's begin",
-        Offset(base),
-        behind,
-        base_of(&sound.0, last),
-    );
+    let (damaged, behind) = (in_second[0], in_second[1]);
+    check("a segment's begin", damaged, behind, in_first[last]);
 }
 
 /// HAZARDS LG-07: what a fast clock stamped counts as of the time of what comes next, also where compaction has emptied what stood

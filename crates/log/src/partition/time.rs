@@ -6,7 +6,6 @@ use super::Partition;
 use crate::{
     ReadError,
     format::{
-        Flaw,
         batch::Header,
         index::{self, Entry},
         record::VerifiedRecords,
@@ -114,12 +113,10 @@ impl Partition {
                     next = header.end();
                     pos += u64::from(header.length);
                 }
+                Err(_) if next >= end => return Ok(None),
                 // Zeros may stand where there was something, too.
-                Err(Flaw::Blank) if next >= end => return Ok(None),
                 Err(_) => {
-                    if next < end {
-                        search.unstamped.get_or_insert(next);
-                    }
+                    search.unstamped.get_or_insert(next);
                     match reader.resync(pos, base)? {
                         Some((behind, _)) if behind > pos => pos = behind,
                         _ => return Ok(None),

@@ -245,12 +245,13 @@ impl AppendArgs {
             Ok(()) => noted.and_then(|()| log.close().map_err(Failure::new)),
             Err(failure) => Err(done.tell(failure)),
         };
-        if out.is_json() {
-            out.object(&done)?;
-        } else if ended.is_ok() {
-            out.line(&done)?;
-        }
-        ended.map(|()| Answer::Fine)
+        let told = match &ended {
+            _ if out.is_json() => out.object(&done),
+            Ok(()) => out.line(&done),
+            Err(_) => Ok(()),
+        };
+        // What failed is not forgotten over an output that was closed.
+        ended.and(told).map(|()| Answer::Fine)
     }
 
     /// Accounts for what is stored in front of number `first`, where an append was killed. What is missing there is made a
